@@ -1,0 +1,8 @@
+"""The one error that a user is meant to read."""
+
+
+class InputError(ValueError):
+    """Something the user gave cannot work; the message is one sentence that says what and how to mend it.
+
+    The command line prints the sentence and exits with code 2; it never shows a traceback for this class.
+    """
