@@ -1,0 +1,56 @@
+"""Stores on disk: one .npy file per field, opened memory-mapped so that opening reads no examples."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.data._arrays import Arrays
+from mixfed.errors import InputError
+
+
+def write(folder: str | Path, arrays: Arrays, **extra: NDArray[Any] | None) -> None:
+    """Write all or nothing: into a folder beside, renamed at the end, never over files that may be mapped."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"'{target}' exists and is not an empty folder; choose another one or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        (beside / "fields").mkdir()
+        for name, array in arrays.items():
+            np.save(beside / "fields" / f"{name}.npy", array, allow_pickle=False)
+        for name, values in extra.items():
+            if values is not None:
+                np.save(beside / f"{name}.npy", values, allow_pickle=False)
+        beside.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        beside.rename(target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def read_fields(folder: str | Path) -> Arrays:
+    """Every field of a stored folder, memory-mapped and read-only."""
+    files = sorted((Path(folder) / "fields").glob("*.npy"))
+    if not files:
+        raise InputError(f"'{folder}' holds no stored data (no fields/*.npy); write it there with .save()")
+    return {file.stem: read(file) for file in files}
+
+
+def read(file: Path) -> NDArray[Any]:
+    """One array, memory-mapped."""
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"'{file}' is no whole .npy file ({error}); write the data again with .save()"
+        ) from error
+    return array
