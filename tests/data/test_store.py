@@ -75,9 +75,7 @@ def test_groups_and_keys_agree(sizes: list[int], seed: int) -> None:
 
 
 def test_rows_in_no_group_are_left_out() -> None:
-    data = FederatedData.from_groups(
-        {"y": np.arange(10)}, [np.array([7, 3]), np.array([], int), np.array([0])]
-    )
+    data = FederatedData.from_groups({"y": np.arange(10)}, [np.array([7, 3]), np.array([], int), np.array([0])])
     assert list(data.arrays["y"]) == [7, 3, 0]
     assert list(data.sizes()) == [2, 0, 1]
 
@@ -175,8 +173,7 @@ def test_split_is_disjoint_and_complete(sizes: list[int], fractions: dict[str, f
         assert part.names is data.names
         assert (np.diff(part.arrays["y"]) > 0).all()
     assert all(
-        same(part, again)
-        for part, again in zip(split.values(), data.split(fractions, seed).values(), strict=True)
+        same(part, again) for part, again in zip(split.values(), data.split(fractions, seed).values(), strict=True)
     )
 
 
@@ -202,9 +199,7 @@ def test_empty_clients_can_be_dropped(sizes: list[int]) -> None:
 
 
 def test_an_empty_client_is_named() -> None:
-    with pytest.raises(
-        InputError, match=r"client 1 \('c1'\) has no examples, nor have 2 others; .*without_empty"
-    ):
+    with pytest.raises(InputError, match=r"client 1 \('c1'\) has no examples, nor have 2 others; .*without_empty"):
         numbered([1, 0, 2, 0, 0]).require_no_empty_clients()
 
 

@@ -31,9 +31,7 @@ def as_array(name: str, values: ArrayLike | Tensor) -> NDArray[Any]:
         try:
             return values.detach().cpu().numpy()
         except TypeError as error:
-            raise InputError(
-                f"field '{name}' is {values.dtype}, which NumPy lacks; convert it first"
-            ) from error
+            raise InputError(f"field '{name}' is {values.dtype}, which NumPy lacks; convert it first") from error
     try:
         array = values if isinstance(values, np.memmap) else np.asarray(values)
     except ValueError as error:
@@ -41,13 +39,13 @@ def as_array(name: str, values: ArrayLike | Tensor) -> NDArray[Any]:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def as_keys(clients: ArrayLike | Tensor) -> NDArray[Any]:
-    """Client keys as whole numbers or text; pandas and Arrow hand text over as objects."""
-    keys = as_array("clients", clients)
+def as_keys(values: ArrayLike | Tensor, what: str) -> NDArray[Any]:
+    """Whole numbers or text, which can be grouped; pandas and Arrow hand text over as objects."""
+    keys = as_array(what, values)
     if keys.dtype.kind in "OT" and all(isinstance(key, str) for key in keys.flat):
         keys = keys.astype(np.str_)
-    if keys.dtype.kind not in "iuUS":
-        raise InputError(f"client keys of type {keys.dtype} cannot be grouped; give whole numbers or text")
+    if keys.size and keys.dtype.kind not in "biuUS":
+        raise InputError(f"{what} of type {keys.dtype} cannot be grouped; give whole numbers or text")
     return keys
 
 
@@ -65,9 +63,7 @@ def validate(arrays: Arrays, offsets: Rows | None = None, names: NDArray[Any] | 
     if offsets is not None:
         _validate_offsets(offsets, examples)
         if names is not None and names.shape != (len(offsets) - 1,):
-            raise InputError(
-                f"names has shape {names.shape}; give one name for each of {len(offsets) - 1} clients"
-            )
+            raise InputError(f"names has shape {names.shape}; give one name for each of {len(offsets) - 1} clients")
     return examples
 
 

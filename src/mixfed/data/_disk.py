@@ -50,7 +50,5 @@ def read(file: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(
-            f"'{file}' is no whole .npy file ({error}); write the data again with .save()"
-        ) from error
+        raise InputError(f"'{file}' is no whole .npy file ({error}); write the data again with .save()") from error
     return array

@@ -62,14 +62,12 @@ class FederatedData:
         validate(self.arrays, self.offsets, self.names)
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Fields, clients: ArrayLike | Tensor, prepare: Prepare | None = None
-    ) -> FederatedData:
+    def from_arrays(cls, arrays: Fields, clients: ArrayLike | Tensor, prepare: Prepare | None = None) -> FederatedData:
         """Group examples by ``clients``, one key (a number or a text) per example.
 
         Clients come in the order of their keys, and a client's examples in the order they were given.
         """
-        fields, keys = as_arrays(arrays), as_keys(clients)
+        fields, keys = as_arrays(arrays), as_keys(clients, "clients")
         examples = validate(fields)
         if keys.shape != (examples,):
             raise InputError(f"clients has shape {keys.shape}; give one key for each of {examples} examples")
@@ -79,9 +77,7 @@ class FederatedData:
         return cls(fields, offsets_of(sizes), prepare, names)
 
     @classmethod
-    def from_groups(
-        cls, arrays: Fields, groups: Sequence[Rows], prepare: Prepare | None = None
-    ) -> FederatedData:
+    def from_groups(cls, arrays: Fields, groups: Sequence[Rows], prepare: Prepare | None = None) -> FederatedData:
         """One client per group of row numbers, as partitioners give them; rows in no group are left out."""
         if not len(groups):
             raise InputError("there are no groups; give one list of rows per client")
@@ -118,9 +114,7 @@ class FederatedData:
         offsets, names = Path(folder) / "offsets.npy", Path(folder) / "names.npy"
         arrays = _disk.read_fields(folder)
         if not offsets.exists():
-            raise InputError(
-                f"'{folder}' has no offsets.npy, hence no clients; open it with CentralData.open"
-            )
+            raise InputError(f"'{folder}' has no offsets.npy, hence no clients; open it with CentralData.open")
         known = _disk.read(names) if names.exists() else None
         return cls(arrays, np.array(_disk.read(offsets)), prepare, known)
 
@@ -173,9 +167,7 @@ class FederatedData:
             count = round(amount * self.clients) if 0 < amount < 1 else 0
         if not 0 < count < self.clients:
             told = f"cannot hold out {amount} of {self.clients} clients"
-            raise InputError(
-                f"{told}; give a count, or a fraction below 1, that holds out some and leaves some"
-            )
+            raise InputError(f"{told}; give a count, or a fraction below 1, that holds out some and leaves some")
         held = np.zeros(self.clients, np.bool_)
         held[generator(seed, "data/hold_out").permutation(self.clients)[:count]] = True
         return self.select(~held), self.select(held)
@@ -219,9 +211,7 @@ class FederatedData:
         if len(empty):
             name = "" if self.names is None else f" ('{self.names[empty[0]]}')"
             others = "" if len(empty) == 1 else f", nor have {len(empty) - 1} others"
-            raise InputError(
-                f"client {empty[0]}{name} has no examples{others}; drop them with .without_empty()"
-            )
+            raise InputError(f"client {empty[0]}{name} has no examples{others}; drop them with .without_empty()")
 
     def pooled(self) -> CentralData:
         """All examples as if one party held them, without copying."""
@@ -288,9 +278,7 @@ def spread(central: CentralData, clients: FederatedData, seed: int) -> Federated
     like if the centre could give its data away. A client's own examples come first.
     """
     if not clients.examples:
-        raise InputError(
-            "no client has examples, so there is nothing to deal in proportion to; add some first"
-        )
+        raise InputError("no client has examples, so there is nothing to deal in proportion to; add some first")
     if central.prepare != clients.prepare:
         raise InputError("clients and centre have different prepare functions; give both the same one")
     random = generator(seed, "data/spread")
