@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     The command line prints the sentence and exits with code 2; it never shows a traceback for this class.
     """
+
+
+class RunStopped(RuntimeError):
+    """A run cannot go on through no fault of its input (every update of a round was NaN, say); one sentence."""

@@ -33,7 +33,9 @@ def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
 def bits(keys: NDArray[np.int64] | int, counters: NDArray[np.int64] | int) -> NDArray[np.uint64]:
     """64 random bits for each (key, counter), broadcast: the finaliser of SplitMix64, applied twice."""
     with np.errstate(over="ignore"):
-        x = np.asarray(keys).astype(np.uint64) + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        x = np.asarray(keys).astype(np.uint64) + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * np.uint64(
+            _GOLDEN
+        )
         return _finalise(_finalise(x))
 
 
@@ -45,10 +47,10 @@ def _finalise(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def tensor_bits(keys: Tensor, counters: Tensor) -> Tensor:
     """:func:`bits` on int64 tensors (two's complement), usable inside ``torch.vmap``."""
-    x = keys + (counters + 1) * _signed(_GOLDEN)
+    x = keys + (counters + 1) * signed(_GOLDEN)
     for _ in range(2):
-        x = (x ^ _shift(x, 30)) * _signed(_FIRST)
-        x = (x ^ _shift(x, 27)) * _signed(_SECOND)
+        x = (x ^ _shift(x, 30)) * signed(_FIRST)
+        x = (x ^ _shift(x, 27)) * signed(_SECOND)
         x = x ^ _shift(x, 31)
     return x
 
@@ -58,7 +60,9 @@ def tensor_uniform(keys: Tensor, counters: Tensor) -> Tensor:
     return _shift(tensor_bits(keys, counters), 40).to(torch.float32) * (1.0 / (1 << 24))
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The number whose two's complement has the lowest 64 bits of this one."""
+    value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

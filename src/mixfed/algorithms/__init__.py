@@ -1,0 +1,81 @@
+"""Every algorithm by name, with one line each and the way it is made from a common set-up.
+
+A new algorithm is a function that returns an :class:`mixfed.core.Algorithm`, and one more row in ``ALGORITHMS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mixfed.algorithms.baselines import center, local_only, transfer
+from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+from mixfed.core import Algorithm
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
+from mixfed.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a recipe gives every algorithm alike, so that methods are compared on one footing."""
+
+    client: LocalTrainer
+    server: Optimizer
+    rounds: int
+    centre: LocalTrainer | None = None
+
+    def at_centre(self) -> LocalTrainer:
+        """The central trainer, which some algorithms cannot do without."""
+        if self.centre is None:
+            raise InputError("This algorithm trains at the centre, and the set-up has no central data.")
+        return self.centre
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``make(setup, **options)`` builds the algorithm; ``oracle`` puts the central data on the clients as well."""
+
+    line: str
+    make: Callable[..., Algorithm]
+    oracle: bool = False
+
+
+def _transfer(setup: Setup, *, central_rounds: int = 0) -> Algorithm:
+    return transfer(
+        setup.client,
+        setup.at_centre(),
+        central_rounds=central_rounds or setup.rounds // 2,
+        server=setup.server,
+    )
+
+
+def _plain(setup: Setup) -> Algorithm:
+    return fedavg(setup.client, server=setup.server)
+
+
+def _fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
+    return fedprox(setup.client, mu=mu, server=setup.server)
+
+
+def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    def made(setup: Setup, **options: Any) -> Algorithm:
+        return make(setup.client, **options)
+
+    made.__wrapped__ = make  # type: ignore[attr-defined]  # so that its options can be listed
+    return made
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "fedavg": Entry("federated averaging: clients train, the server averages", _plain),
+    "fedprox": Entry("FedAvg whose clients are pulled back to the model they received", _fedprox),
+    "fedavgm": Entry("FedAvg with momentum on the server", _on_clients(fedavgm)),
+    "fedadam": Entry("FedAvg with Adam on the server", _on_clients(fedadam)),
+    "fedyogi": Entry("FedAvg with Yogi on the server", _on_clients(fedyogi)),
+    "fedadagrad": Entry("FedAvg with AdaGrad on the server", _on_clients(fedadagrad)),
+    "center": Entry("the server trains on its own data and asks no client", lambda setup: center(setup.at_centre())),
+    "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
+    "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
+    "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
+}

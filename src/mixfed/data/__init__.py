@@ -1,5 +1,37 @@
 """Data on clients and at the centre: a store, readers, partitioners, known sources, a picture."""
 
+from mixfed.data import partition
+from mixfed.data.prepare import Pixels
+from mixfed.data.readers import (
+    central_from_huggingface,
+    central_from_npz,
+    central_from_parquet,
+    federated_from_huggingface,
+    federated_from_npz,
+    federated_from_parquet,
+    from_partitioner,
+)
+from mixfed.data.sources import SOURCES, Source, SourceInfo, load_source
 from mixfed.data.store import Arrays, CentralData, FederatedData, Prepare, spread, validate
 
-__all__ = ["Arrays", "CentralData", "FederatedData", "Prepare", "spread", "validate"]
+__all__ = [
+    "SOURCES",
+    "Arrays",
+    "CentralData",
+    "FederatedData",
+    "Pixels",
+    "Prepare",
+    "Source",
+    "SourceInfo",
+    "central_from_huggingface",
+    "central_from_npz",
+    "central_from_parquet",
+    "federated_from_huggingface",
+    "federated_from_npz",
+    "federated_from_parquet",
+    "from_partitioner",
+    "load_source",
+    "partition",
+    "spread",
+    "validate",
+]

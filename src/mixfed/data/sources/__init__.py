@@ -1,0 +1,30 @@
+"""Known datasets, by name. To add one: a module with ``load``, and a line in :data:`SOURCES`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from mixfed.data.sources import adult, cifar10, cifar100, digits, faces, fashion_mnist, mnist
+from mixfed.data.sources.base import Source, SourceInfo
+from mixfed.errors import InputError
+
+__all__ = ["SOURCES", "Source", "SourceInfo", "load_source"]
+
+SOURCES: dict[str, SourceInfo] = {
+    "adult": SourceInfo(adult.load, adult.DESCRIPTION, adult.OBTAIN),
+    "cifar10": SourceInfo(cifar10.load, cifar10.DESCRIPTION, cifar10.OBTAIN),
+    "cifar100": SourceInfo(cifar100.load, cifar100.DESCRIPTION, cifar100.OBTAIN),
+    "digits": SourceInfo(digits.load, digits.DESCRIPTION, digits.OBTAIN),
+    "faces": SourceInfo(faces.load, faces.DESCRIPTION, faces.OBTAIN),
+    "fashion-mnist": SourceInfo(fashion_mnist.load, fashion_mnist.DESCRIPTION, fashion_mnist.OBTAIN),
+    "mnist": SourceInfo(mnist.load, mnist.DESCRIPTION, mnist.OBTAIN),
+}
+
+
+def load_source(name: str, folder: str | Path | None = None) -> Source:
+    """A known dataset from its files in ``folder``, or in the folder that MIXFED_DATA names."""
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
+        raise InputError(f"there is no source '{name}'; did you mean '{near}' (all: {', '.join(SOURCES)})?")
+    return SOURCES[name].load(None if folder is None else Path(folder))

@@ -1,0 +1,99 @@
+"""FedAvg and its relatives: one round, four server optimizers, and the proximal client loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mixfed import core, optim
+from mixfed.batches import Batches
+from mixfed.core import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer, proximal
+from mixfed.model import Loss
+from mixfed.optim import Optimizer
+from mixfed.tree import Params
+
+WrapLoss = Callable[[Loss, Params], Loss]
+"""Changes a client's loss, given the parameters it started from."""
+
+
+def fedavg(
+    trainer: LocalTrainer, *, server: Optimizer | None = None, wrap: WrapLoss | None = None, name: str = "fedavg"
+) -> Algorithm:
+    """Federated averaging (McMahan et al., 2017; generalised by Reddi et al., 2021).
+
+    Δ = Σ pᵢΔᵢ / Σ pᵢ with pᵢ the examples that client i processed, then x ← ServerOpt(x, −Δ). The default server
+    optimizer, SGD with rate 1, is plain averaging.
+    """
+    model, server_optimizer = trainer.model, server or optim.sgd(1.0)
+
+    def init(params: Params) -> State:
+        return {"params": params, "server": server_optimizer.init(model.trained(params))}
+
+    def broadcast(state: State, server: Server) -> Message:
+        return Message({"params": core.sent_down(model, state["params"])}, server.round)
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        start = core.received(message["params"], private)
+        loss = wrap(trainer.loss or model.loss, model.trained(start)) if wrap else None
+        end = trainer.train(start, batches, message.round, loss=loss).params
+        return Upload({"delta": core.change(model, start, end)}, batches.examples), core.kept_private(model, end)
+
+    def step(state: State, replies: Sequence[Reply], server: Server) -> State:
+        delta = core.mean(replies, "delta")
+        params, memory = core.server_step(
+            model, server_optimizer, state["params"], delta, state["server"], server.round
+        )
+        return {"params": params, "server": memory}
+
+    return Algorithm(
+        name,
+        model,
+        init,
+        broadcast,
+        step,
+        client,
+        batching={CLIENTS: trainer.batching},
+        private=lambda params: core.kept_private(model, params),
+    )
+
+
+def fedprox(trainer: LocalTrainer, *, mu: float = 0.01, server: Optimizer | None = None) -> Algorithm:
+    """FedProx (Li et al., 2020): FedAvg whose clients minimise fᵢ(x) + μ/2·‖x − x⁽ᵗ⁾‖²."""
+    if not mu >= 0:
+        raise InputError(f"FedProx needs mu of at least 0, not {mu}.")
+    return fedavg(trainer, server=server, wrap=lambda loss, start: proximal(loss, start, mu), name="fedprox")
+
+
+def fedavgm(trainer: LocalTrainer, *, learning_rate: float = 1.0, momentum: float = 0.9) -> Algorithm:
+    """FedAvgM: m ← βm − Δ, x ← x − η_s·m."""
+    return fedavg(trainer, server=optim.sgd(learning_rate, momentum=momentum), name="fedavgm")
+
+
+def fedadam(
+    trainer: LocalTrainer,
+    *,
+    learning_rate: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.99),
+    epsilon: float = 1e-3,
+    bias_correction: bool = False,
+) -> Algorithm:
+    """FedAdam (Reddi et al., 2021): Adam on the server with −Δ for a gradient, as published without bias correction."""
+    server = optim.adam(learning_rate, betas=betas, epsilon=epsilon, bias_correction=bias_correction)
+    return fedavg(trainer, server=server, name="fedadam")
+
+
+def fedyogi(
+    trainer: LocalTrainer,
+    *,
+    learning_rate: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.99),
+    epsilon: float = 1e-3,
+) -> Algorithm:
+    """FedYogi (Reddi et al., 2021): Yogi on the server."""
+    return fedavg(trainer, server=optim.yogi(learning_rate, betas=betas, epsilon=epsilon), name="fedyogi")
+
+
+def fedadagrad(trainer: LocalTrainer, *, learning_rate: float = 0.1, epsilon: float = 1e-3) -> Algorithm:
+    """FedAdagrad (Reddi et al., 2021): AdaGrad on the server."""
+    return fedavg(trainer, server=optim.adagrad(learning_rate, epsilon=epsilon), name="fedadagrad")

@@ -1,0 +1,220 @@
+"""How a cohort's client work is executed: one client after another, or many at once under vmap.
+
+Both run on a pool of threads with one intra-op thread each (PyTorch's kernels release the interpreter's lock), both
+cut the cohort into units that worker w of T takes as w, w + T, w + 2T, …, and both add weighted uploads up as they
+come. The order of every addition is fixed, so a result does not depend on which thread is faster.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixfed import tree
+from mixfed.batches import Plan
+from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.private import PrivateStore
+from mixfed.tree import Params
+
+
+@dataclass
+class Tally:
+    """The weighted sum of uploads so far (and the uploads themselves where an algorithm wants each)."""
+
+    each: bool
+    total: dict[str, Params] | None = None
+    weight: float = 0.0
+    uploads: list[tuple[int, Upload]] = field(default_factory=list)
+    private: list[tuple[int, Private]] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    upload_bytes: int = 0
+
+    def add(self, client: int, upload: Upload, private: Private) -> None:
+        """Takes one client's upload, unless a number in it is not finite."""
+        if not bool(_finite(upload.values)):
+            self.dropped.append(client)
+            return
+        self.upload_bytes += tree.nbytes(upload.values)
+        self.used.append(client)
+        self.private.append((client, private))
+        if self.each:
+            self.uploads.append((client, upload))
+            return
+        weight = float(upload.weight)
+        self.weight += weight
+        self._accumulate({k: {n: _wide(x) * weight for n, x in v.items()} for k, v in upload.values.items()})
+
+    def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private) -> None:
+        """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere."""
+        finite = _finite(upload.values, batched=True).expand(len(clients))
+        good = finite.tolist()
+        if self.each or not all(good):
+            for i, client in enumerate(clients):
+                one = Upload(_index(upload.values, i), upload.weight[i])
+                self.add(client, one, _index(private, i))
+            return
+        self.upload_bytes += tree.nbytes(upload.values)
+        self.used.extend(clients)
+        if private:
+            self.private.extend((c, tree.map_leaves(torch.clone, _index(private, i))) for i, c in enumerate(clients))
+        self.weight += float(upload.weight.sum())
+        self._accumulate(
+            {k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in upload.values.items()}
+        )
+
+    def merge(self, other: Tally) -> None:
+        """Adds what another worker has gathered."""
+        self.weight += other.weight
+        self.uploads += other.uploads
+        self.private += other.private
+        self.used += other.used
+        self.dropped += other.dropped
+        self.upload_bytes += other.upload_bytes
+        if other.total is not None:
+            self._accumulate(other.total)
+
+    def _accumulate(self, values: dict[str, Params]) -> None:
+        if self.total is None:
+            self.total = values
+            return
+        for name, leaves in values.items():
+            for leaf, x in leaves.items():
+                self.total[name][leaf] += x
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else that many at once under vmap."""
+
+    name: str
+    chunk: int
+    threads: int
+
+    def __str__(self) -> str:
+        how = f"chunks of {self.chunk}" if self.chunk else "one client at a time"
+        return f"{self.name} ({how}, {self.threads} thread{'s' if self.threads > 1 else ''})"
+
+
+class Pool:
+    """Threads that outlive a round, each with one intra-op thread; work that fits one worker runs right here."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(self, works: list[Callable[[], Tally]]) -> list[Tally]:
+        if len(works) == 1:
+            return [works[0]()]
+        return [future.result() for future in [self._pool.submit(work) for work in works]]
+
+
+def execute(
+    algorithm: Algorithm, message: Message, plan: Plan, privates: PrivateStore, how: Execution, pool: Pool
+) -> Tally:
+    """The client work of a whole cohort."""
+    if how.chunk:
+        units = [slice(i, min(i + how.chunk, len(plan))) for i in range(0, len(plan), how.chunk)]
+        unit_work = _vmapped
+    else:
+        units = [slice(i, i + 1) for i in range(len(plan))]
+        unit_work = _one_client
+        if algorithm.model.has_convolutions:
+            message = replace(message, payload={k: _channels_last(v) for k, v in message.payload.items()})
+    workers = min(how.threads, len(units))
+
+    def work(worker: int) -> Tally:
+        tally = Tally(each=algorithm.uploads == "each")
+        with torch.no_grad():
+            for unit in units[worker::workers]:
+                unit_work(algorithm, message, plan, unit, privates, tally)
+        return tally
+
+    first, *others = pool.run([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]
+    for other in others:
+        first.merge(other)
+    return first
+
+
+def _one_client(
+    algorithm: Algorithm, message: Message, plan: Plan, unit: slice, privates: PrivateStore, tally: Tally
+) -> None:
+    client = int(plan.clients[unit.start])
+    batches = plan.client(unit.start, algorithm.model.device)
+    if algorithm.model.has_convolutions:
+        batches = replace(batches, fields=_channels_last(batches.fields, steps=True))
+    upload, private = algorithm.client(message, privates.get(plan.source, client), batches)
+    tally.add(client, upload, private)
+
+
+def _vmapped(
+    algorithm: Algorithm, message: Message, plan: Plan, unit: slice, privates: PrivateStore, tally: Tally
+) -> None:
+    clients = [int(c) for c in plan.clients[unit]]
+    batches = plan.chunk(unit, algorithm.model.device)
+    own = [privates.get(plan.source, c) for c in clients]
+    private = {part: tree.stack([p[part] for p in own]) for part in own[0]}
+    per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
+    per_client |= {"steps": batches.steps, "examples": batches.examples}
+    per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
+
+    def one(given: dict[str, Any], private: Private) -> tuple[dict[str, Params], Tensor, Private]:
+        upload, private = algorithm.client(message, private, replace(batches, **given))
+        return upload.values, upload.weight, private
+
+    values, weight, private = torch.vmap(one)(per_client, private)
+    tally.add_chunk(clients, Upload(values, weight), private)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Sums are kept in 32 bits at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
+    x = _wide(x)
+    return torch.tensordot(weights.to(x.dtype), x, 1)
+
+
+def _finite(values: dict[str, Params], batched: bool = False) -> Tensor:
+    """Whether an upload has only finite numbers: a sum is finite exactly where all its terms are."""
+    sums = [x.flatten(1).sum(1) if batched else x.sum() for x in tree.leaves(values)]
+    return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones((1,) if batched else (), dtype=torch.bool)
+
+
+def _index(trees: dict[str, Params], i: int) -> dict[str, Params]:
+    return {name: {leaf: x[i] for leaf, x in part.items()} for name, part in trees.items()}
+
+
+def _channels_last(params: Params, *, steps: bool = False) -> Params:
+    """Image-shaped tensors in the memory layout that CPU convolutions like; the values are the same."""
+    if steps:  # [steps, batch, channels, height, width]: every step's batch on its own
+        return {n: _each_channels_last(x) if x.ndim == 5 else x for n, x in params.items()}
+    return {n: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for n, x in params.items()}
+
+
+def _each_channels_last(x: Tensor) -> Tensor:
+    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+
+
+def keep_freed_memory() -> None:
+    """Asks glibc to reuse freed blocks instead of returning them: a round frees and asks for the same sizes again.
+
+    Without it most of a small model's round is spent in page faults. Other C libraries are left as they are.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(mmap_threshold, 32 << 20)
+    mallopt(trim_threshold, 512 << 20)

@@ -1,0 +1,222 @@
+"""The simulator: clients in one process, cohorts as units of work."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mixfed import tree
+from mixfed.backends.executors import Execution, Pool, Tally, execute, keep_freed_memory
+from mixfed.batches import Batches, Plan, plan_cohort
+from mixfed.core import Algorithm, Message, Reply
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError
+from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.private import PrivateStore
+
+EXECUTORS = ("auto", "loop", "vmap")
+_CACHE = 8 << 20
+
+
+class Simulator:
+    """Runs the clients of an algorithm in this process.
+
+    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort and keep the faster. The choice is
+    remembered on this machine (in the user's cache folder), because another executor rounds differently and a run
+    is to be repeatable bit for bit. ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the
+    clients being run at one time may take.
+    """
+
+    def __init__(
+        self,
+        executor: str = "auto",
+        *,
+        threads: int | None = None,
+        chunk: int | None = None,
+        memory: int = 2 << 30,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        if executor not in EXECUTORS:
+            raise InputError(f"There is no executor '{executor}'; choose one of {', '.join(EXECUTORS)}.")
+        if (chunk is not None and chunk < 1) or (threads is not None and threads < 1) or memory < 1:
+            raise InputError("Threads, chunk and memory of the simulator must be at least 1.")
+        self.executor = executor
+        self.threads = threads or torch.get_num_threads()
+        self.memory = memory
+        self.say = say
+        self._chunk = chunk
+        self._pool = Pool(self.threads)
+        self._chosen: dict[str, Execution] = {}
+        self._waiting: list[tuple[str, NDArray[np.int64], Message, int]] = []
+        self.dropped: list[tuple[str, int]] = []
+        keep_freed_memory()
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        data: Mapping[str, FederatedData],
+        privates: PrivateStore,
+        seed: int,
+        ledger: Ledger,
+    ) -> None:
+        """Takes up a run."""
+        self.algorithm, self.data, self.privates, self.seed, self.ledger = algorithm, data, privates, seed, ledger
+        self._chosen.clear()
+        self._waiting.clear()
+        self.dropped.clear()
+
+    def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
+        """Sends a message to clients; their replies can be collected afterwards."""
+        self.ledger.bytes_down += tree.nbytes(message.payload) * len(clients)
+        self._waiting.append((source, clients, message, version))
+
+    def collect(self, version: int) -> list[Reply]:
+        """The replies that have arrived by this version of the model, in the order of submission."""
+        replies = []
+        for source, clients, message, sent in self._waiting:
+            plan = plan_cohort(source, self.data[source], clients, self.algorithm.batching[source], self.seed, sent)
+            tally = execute(self.algorithm, message, plan, self.privates, self._how(message, plan), self._pool)
+            self._count(tally, plan, message)
+            replies += _replies(tally, source, version - sent)
+        self._waiting.clear()
+        return replies
+
+    def _count(self, tally: Tally, plan: Plan, message: Message) -> None:
+        for client, private in tally.private:
+            self.privates.put(plan.source, client, private)
+        self.dropped += [(plan.source, client) for client in tally.dropped]
+        self.ledger.bytes_up += tally.upload_bytes
+
+        def measure(examples: int) -> int:
+            batches: Batches = plan.client(0, self.algorithm.model.device).first(examples)
+            private = self.privates.get(plan.source, int(plan.clients[0]))
+            return count_flops(lambda: self.algorithm.client(message, private, batches))
+
+        steps, examples = int(plan.steps.sum()), int(plan.examples.sum())
+        self.ledger.count_clients(("clients", plan.source), measure, steps, examples)
+
+    def _how(self, message: Message, plan: Plan) -> Execution:
+        if plan.source not in self._chosen:
+            self._chosen[plan.source] = self._choose(message, plan)
+        return self._chosen[plan.source]
+
+    def _choose(self, message: Message, plan: Plan) -> Execution:
+        loop = Execution("loop", 0, self.threads)
+        chunk = self._chunk_size(plan)
+        vmap = Execution("vmap", chunk, self.threads)
+        why_not = self._vmap_cannot(plan)
+        if self.executor == "vmap" and why_not:
+            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
+        if self.executor != "auto":
+            return vmap if self.executor == "vmap" else loop
+        if why_not or len(plan) == 1:
+            return loop
+        remembered = _Remembered(self._signature(message, plan))
+        known = remembered.load()
+        if known in ("loop", "vmap"):
+            self.say(f"Executor: {vmap if known == 'vmap' else loop}, as timed earlier on this machine.")
+            return vmap if known == "vmap" else loop
+        return self._timed(message, plan, [loop, vmap], remembered)
+
+    def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
+        """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
+        few = _first_clients(plan, 2 * self.threads * max(c.chunk for c in candidates))
+        seconds: dict[Execution, float] = {}
+        for how in candidates:
+            try:
+                execute(self.algorithm, message, _first_clients(few, 2), self.privates, how, self._pool)
+            except (RuntimeError, NotImplementedError) as error:
+                if how.name == "loop":
+                    raise
+                self.say(f"Executor: vmap cannot run this model ({str(error).splitlines()[0]}).")
+                continue
+            took = []
+            for _ in range(3):
+                start = time.perf_counter()
+                execute(self.algorithm, message, few, self.privates, how, self._pool)
+                took.append(time.perf_counter() - start)
+            seconds[how] = min(took)
+        best = min(seconds, key=lambda how: seconds[how])
+        timings = ", ".join(f"{how.name} {1000 * s / len(few):.2f} ms" for how, s in seconds.items())
+        self.say(f"Executor: {best}; a client takes {timings}.")
+        remembered.save(best.name)
+        return best
+
+    def _chunk_size(self, plan: Plan) -> int:
+        """As many clients as fit the cache, and at least enough for every thread, within the memory budget."""
+        weights = sum(x.numel() * x.element_size() for x in self.algorithm.model.initial().values())
+        per_client = 3 * weights + 4 * plan.bytes_per_client() + 1
+        if self._chunk is None:
+            share = -(-len(plan) // self.threads)
+            chunk = max(1, min(_CACHE // per_client, share))
+        else:
+            chunk = self._chunk
+        return int(max(1, min(chunk, self.memory // (per_client * self.threads), len(plan))))
+
+    def _vmap_cannot(self, plan: Plan) -> str | None:
+        full = plan.rows.shape[2]
+        if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
+            return "BatchNorm would take the padding of ragged batches for examples"
+        return None
+
+    def _signature(self, message: Message, plan: Plan) -> str:
+        shapes = [(n, list(x.shape), str(x.dtype)) for n, x in tree.flatten(message.payload).items()]
+        fields = [(n, list(a.shape[1:])) for n, a in self.data[plan.source].arrays.items()]
+        work = [
+            self.algorithm.name,
+            shapes,
+            fields,
+            list(plan.rows.shape),
+            self.threads,
+            self._chunk,
+            torch.__version__,
+        ]
+        return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()
+
+
+class _Remembered:
+    """Which executor was the fastest for a piece of work, in a small file of the user's cache folder."""
+
+    def __init__(self, signature: str) -> None:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self.file = Path(base) / "mixfed" / "executors" / signature
+
+    def load(self) -> str | None:
+        try:
+            return self.file.read_text().strip()
+        except OSError:
+            return None
+
+    def save(self, name: str) -> None:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(name + "\n")
+        except OSError:
+            return  # a machine without a writable home times again next time
+
+
+def _first_clients(plan: Plan, count: int) -> Plan:
+    return replace(
+        plan, clients=plan.clients[:count], rows=plan.rows[:count], counts=plan.counts[:count], keys=plan.keys[:count]
+    )
+
+
+def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:
+    if tally.uploads:
+        return [
+            Reply(upload.values, float(upload.weight), (client,), source, staleness)
+            for client, upload in sorted(tally.uploads, key=lambda item: item[0])
+        ]
+    if not tally.used:
+        return []
+    total = {k: tree.scale(v, 1.0 / tally.weight) for k, v in (tally.total or {}).items()}
+    return [Reply(total, tally.weight, tuple(tally.used), source, staleness)]

@@ -1,0 +1,181 @@
+"""The nouns: what travels, what the server has at hand, and an algorithm as a value.
+
+One round, top to bottom (see :func:`mixfed.run.run`)::
+
+    message = algorithm.broadcast(state, server)                      # what goes down
+    upload, private = algorithm.client(message, private, batches)     # on every client of the cohort
+    state = algorithm.step(state, replies, server)                    # what the server does with what came up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from mixfed import tree
+from mixfed.batches import Batches, Batching, plan_central
+from mixfed.data.store import CentralData
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer, Trained, gradient_of
+from mixfed.measure.ledger import Ledger
+from mixfed.model import Model
+from mixfed.optim import Memory, Optimizer
+from mixfed.tree import Params
+
+State = dict[str, Any]
+"""A tree: everything the server remembers between rounds. What is in it is checkpointed, what is not is lost."""
+
+Private = dict[str, Params]
+"""What one client keeps on its device between rounds; it is never part of a message or an upload."""
+
+CLIENTS = "clients"
+CENTRE = "centre"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the server sends to every client of a cohort: trees by name, and the round it belongs to."""
+
+    payload: dict[str, Params]
+    round: int
+
+    def __getitem__(self, name: str) -> Params:
+        return self.payload[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.payload
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends up: trees by name, to be averaged with this weight (a scalar)."""
+
+    values: dict[str, Params]
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The weighted mean of the uploads of one or more clients that started from the same version of the model.
+
+    With ``uploads = "each"`` a reply is a single client's; with ``"sum"`` only the mean of a group ever exists.
+    ``staleness`` counts the server versions that passed between sending the model and receiving this.
+    """
+
+    values: dict[str, Params]
+    weight: float
+    clients: tuple[int, ...]
+    source: str = CLIENTS
+    staleness: int = 0
+
+
+@dataclass
+class Server:
+    """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work."""
+
+    round: int
+    seed: int
+    model: Model
+    central: Mapping[str, CentralData] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def batches(self, batching: Batching, source: str = CENTRE) -> Batches:
+        """This round's batches of a central source."""
+        if source not in self.central:
+            raise InputError(f"This algorithm trains on central data '{source}', and the run was given none.")
+        plan = plan_central(source, self.central[source], batching, self.seed, self.round)
+        return plan.client(0, self.model.device)
+
+    def train(
+        self, trainer: LocalTrainer, params: Params, *, correction: Params | None = None, source: str = CENTRE
+    ) -> Trained:
+        """K_c steps of the trainer on central data."""
+        batches = self.batches(trainer.batching, source)
+        self.ledger.count_server(trainer, params, batches)
+        return trainer.train(params, batches, self.round, correction=correction)
+
+    def gradient(self, trainer: LocalTrainer, params: Params, *, source: str = CENTRE) -> Params:
+        """∇f_c at ``params`` on one central batch."""
+        once = Batching(trainer.batching.batch_size, steps=1, shuffle=trainer.batching.shuffle)
+        batches = self.batches(once, source)
+        self.ledger.count_server(trainer, params, batches)
+        batch, _ = next(iter(batches))
+        weights = {n: params[n].to(self.model.dtype) for n in self.model.trainable}
+        buffers = {n: params[n].to(self.model.dtype, copy=True) for n in self.model.buffers}
+        return gradient_of(trainer.loss or self.model.loss, weights, buffers, batch)[0]
+
+
+def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+    raise AssertionError("an algorithm that sends no message has no client work")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm as a value: pure functions over trees, and what they need from the run.
+
+    ``batching`` names the client populations it trains on and how each cuts its data (empty: it needs no clients).
+    ``uploads = "sum"`` promises that only weighted means of uploads are used, which allows streaming, secure
+    aggregation and all-reduce; ``"each"`` asks for every client's upload.
+    ``params(state)`` is the model to evaluate and to save. ``private(params)`` is what a client's device holds before
+    its first round. ``personal`` marks algorithms whose clients each end up with a model of their own, kept under
+    ``private["params"]``.
+    """
+
+    name: str
+    model: Model
+    init: Callable[[Params], State]
+    broadcast: Callable[[State, Server], Message | None]
+    step: Callable[[State, Sequence[Reply], Server], State]
+    client: Callable[[Message, Private, Batches], tuple[Upload, Private]] = _asks_no_client
+    batching: Mapping[str, Batching] = field(default_factory=dict)
+    uploads: Literal["sum", "each"] = "sum"
+    params: Callable[[State], Params] = lambda state: state["params"]
+    private: Callable[[Params], Private] = lambda params: {}
+    personal: bool = False
+
+
+def mean(replies: Sequence[Reply], name: str) -> Params:
+    """Σ wᵣ·vᵣ / Σ wᵣ over the replies: the weighted mean over all their clients."""
+    total = sum(r.weight for r in replies)
+    return tree.combine([r.values[name] for r in replies], [r.weight / total for r in replies])
+
+
+def sent_down(model: Model, params: Params) -> Params:
+    """What of the model travels to a client: all of it in the model's precision, without private buffers."""
+    kept = model.buffers if model.buffer_policy == "private" else ()
+    return tree.cast({n: p for n, p in params.items() if n not in kept}, model.dtype)
+
+
+def received(sent: Params, private: Private) -> Params:
+    """The whole model on a client's device: what was sent and the buffers it keeps."""
+    return sent | private.get("buffers", {})
+
+
+def kept_private(model: Model, params: Params) -> Private:
+    """What any algorithm leaves on the device because of the model's buffer policy."""
+    if model.buffer_policy != "private" or not model.buffers:
+        return {}
+    return {"buffers": {n: params[n].to(model.dtype) for n in model.buffers}}
+
+
+def change(model: Model, start: Params, end: Params) -> Params:
+    """Δ = end − start on what travels up: trainable leaves, and float buffers where they are averaged."""
+    names = model.trainable + (model.buffers if model.buffer_policy == "average" else ())
+    return {n: end[n] - start[n] for n in names}
+
+
+def server_step(
+    model: Model, optimizer: Optimizer, params: Params, delta: Params, memory: Memory, round: int
+) -> tuple[Params, Memory]:
+    """x ← ServerOpt(x, −Δ) on trainable leaves; float buffers that came up are averaged, x + Δ, whatever the rule."""
+    statistics = {n: delta[n] for n in model.buffers if n in delta}
+    gradient = {n: -delta[n] for n in model.trainable}
+    return optimizer.step(tree.add(params, statistics), gradient, memory, round)
+
+
+def as_server_copy(trained: Params, server: Params) -> Params:
+    """Locally trained parameters in the precision of the server's copy."""
+    return {n: p.to(server[n].dtype) for n, p in trained.items()}

@@ -1,0 +1,61 @@
+"""What a source gives, and where its files are looked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from mixfed.data._arrays import Arrays, Prepare
+from mixfed.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A known dataset: training and test examples, and what is known of who they come from.
+
+    ``natural_clients`` has, per part ("train", "test"), one client key for every example. ``names`` gives words
+    for the numbers in a field (its classes), or for the columns of "x".
+    """
+
+    train: Arrays
+    test: Arrays
+    prepare: Prepare | None
+    classes: int | None
+    natural_clients: dict[str, NDArray[Any]] | None
+    description: str
+    licence: str
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """How a source is loaded, what it is, and where its files can be had."""
+
+    load: Callable[[Path | None], Source]
+    description: str
+    obtain: str
+
+
+def find(folder: Path | None, obtain: str, *names: str) -> Path:
+    """The first of ``names`` (or its .gz) that exists in the data folder."""
+    place = data_folder(folder)
+    for name in names:
+        for file in (place / name, place / f"{name}.gz"):
+            if file.exists():
+                return file
+    raise InputError(f"'{' or '.join(names)}' is not in the data folder '{place}'; get it from {obtain}")
+
+
+def data_folder(folder: Path | None) -> Path:
+    """The given folder, or else the one that the environment variable MIXFED_DATA names."""
+    place = folder or os.environ.get("MIXFED_DATA")
+    if not place:
+        raise InputError("no data folder is known; give one or set the environment variable MIXFED_DATA to it")
+    if not Path(place).is_dir():
+        raise InputError(f"the data folder '{place}' does not exist; make it or name another")
+    return Path(place)

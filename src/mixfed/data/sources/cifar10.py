@@ -1,0 +1,34 @@
+"""CIFAR-10: small photographs of ten kinds of things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mixfed.data._arrays import join
+from mixfed.data.prepare import Pixels
+from mixfed.data.sources import cifar
+from mixfed.data.sources.base import Source, find
+
+DESCRIPTION = "photographs, 10 classes, 32 x 32 colour; 50,000 + 10,000, or a subset"
+OBTAIN = cifar.OBTAIN
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def load(folder: Path | None = None) -> Source:
+    """From ``cifar-10-batches-py/`` if it is there, else from ``cifar10_subset.npz``."""
+    place = find(folder, OBTAIN, "cifar-10-batches-py", "cifar10_subset.npz")
+    if place.is_dir():
+        train = join([cifar.read_pickle(place / f"data_batch_{number}", y="labels") for number in range(1, 6)])
+        test = cifar.read_pickle(place / "test_batch", y="labels")
+    else:
+        train, test = (cifar.read_subset(place, part, y="y") for part in ("train", "test"))
+    return Source(
+        train=train,
+        test=test,
+        prepare=Pixels(),
+        classes=10,
+        natural_clients=None,
+        description=f"{DESCRIPTION} (this is {place.name})",
+        licence=cifar.LICENCE,
+        names={"y": NAMES},
+    )

@@ -1,0 +1,38 @@
+"""Faces, smiling or not, with the person in the picture as the natural client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mixfed.data._arrays import take
+from mixfed.data._files import load_npz, reading
+from mixfed.data.prepare import Pixels
+from mixfed.data.sources.base import Source, find
+
+DESCRIPTION = "faces, smiling or not, 32 x 32 grey; 13,165 images, 12,194 of them of 5,508 known people"
+OBTAIN = "github.com/hromi/SMILEsmileD, as one .npz file with arrays x, smile and identity"
+
+
+def load(folder: Path | None = None, keep_unknown: bool = False) -> Source:
+    """From ``faces_smile_32.npz``. All is in the training part, for a test is of people held out by the user.
+
+    Images of unknown people (identity -1) are dropped, or kept as those of one client -1.
+    """
+    file = find(folder, OBTAIN, "faces_smile_32.npz")
+    arrays = load_npz(file, ["x", "smile", "identity"])
+    with reading(file):
+        people = arrays["identity"].astype(np.int64)
+        fields = {"x": arrays["x"][:, None], "y": arrays["smile"].astype(np.int64)}
+        kept = np.flatnonzero((people >= 0) | keep_unknown)
+        return Source(
+            train=take(fields, kept),
+            test=take(fields, np.empty(0, np.int64)),
+            prepare=Pixels(),
+            classes=2,
+            natural_clients={"train": people[kept], "test": people[:0]},
+            description=DESCRIPTION,
+            licence="none stated; photographs of real people from Labeled Faces in the Wild, research use",
+            names={"y": ("not smiling", "smiling")},
+        )

@@ -1,0 +1,144 @@
+"""Local training: the one kernel that the clients and the centre share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixfed import tree
+from mixfed.batches import Batches, Batching
+from mixfed.errors import InputError
+from mixfed.model import Batch, Loss, Model
+from mixfed.optim import Optimizer
+from mixfed.tree import Params
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Where local training ended: parameters and buffers, the mean loss, and the mean raw gradient if asked for."""
+
+    params: Params
+    loss: Tensor
+    mean_gradient: Params | None = None
+
+
+@dataclass(frozen=True)
+class LocalTrainer:
+    """x ← Optimizer(x, ∇loss(x; batch) + correction) over the batches of a round.
+
+    ``clip`` bounds the norm of each step's gradient (before the correction, which is not the client's own).
+    ``loss`` replaces the model's own loss, for a centre that minimises something else.
+    """
+
+    model: Model
+    optimizer: Optimizer
+    batching: Batching
+    clip: float | None = None
+    loss: Loss | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
+
+    def train(
+        self,
+        params: Params,
+        batches: Batches,
+        round: int = 0,
+        *,
+        correction: Params | None = None,
+        loss: Loss | None = None,
+        want_gradient: bool = False,
+    ) -> Trained:
+        """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
+        loss = loss or self.loss or self.model.loss
+        start = tree.cast(params, self.model.dtype)
+        weights = {name: start[name] for name in self.model.trainable}
+        buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
+        memory = self.optimizer.init(weights)
+        rate = self.optimizer.rate(round)
+        total_loss: Tensor | float = 0.0
+        total_gradient: Params | None = None
+        owned = False
+        for batch, active in batches:
+            gradient, value, buffers = gradient_of(loss, weights, buffers, batch, batches.vectorised)
+            if self.clip is not None:
+                gradient = clipped(gradient, self.clip)
+            if want_gradient:
+                masked = gradient if active is None else tree.scale(gradient, active.to(value.dtype))
+                total_gradient = tree.add(total_gradient, masked) if total_gradient else masked
+            if correction is not None:
+                gradient = tree.add(gradient, correction)
+            direction, remembered = self.optimizer.direction(gradient, memory, weights)
+            if active is not None:
+                moved = tree.add(weights, direction, -rate)
+                weights = tree.where(active, moved, weights)
+                memory = tree.where(active, remembered, memory)
+                value = value * active
+            else:
+                weights, memory = _move(weights, direction, -rate, in_place=owned), remembered
+                owned = True
+            total_loss = total_loss + value
+        if total_gradient is not None:
+            total_gradient = tree.scale(total_gradient, 1.0 / batches.steps)
+        return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), total_gradient)
+
+
+def gradient_of(
+    loss: Loss, weights: Params, buffers: Params, batch: Batch, vectorised: bool = False
+) -> tuple[Params, Tensor, Params]:
+    """∇loss at the weights, the loss, and the buffers as the forward pass left them.
+
+    Inside vmap only torch.func can differentiate; outside it the autograd tape does the same with less overhead.
+    """
+    if vectorised:
+
+        def with_buffers(weights: Params, buffers: Params) -> tuple[Tensor, Params]:
+            return loss(weights | buffers, batch), buffers
+
+        gradient, (value, buffers) = torch.func.grad_and_value(with_buffers, has_aux=True)(weights, buffers)
+        return gradient, value, buffers
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    with torch.enable_grad():
+        value = loss(leaves | buffers, batch)
+        if not value.requires_grad:
+            return tree.zeros(weights), value, buffers
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradient = {
+        n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(weights.items(), gradients, strict=True)
+    }
+    return gradient, value.detach(), buffers
+
+
+def clipped(gradient: Params, bound: float) -> Params:
+    """g·min(1, bound/‖g‖)."""
+    factor = (bound / (tree.norm(gradient) + 1e-12)).clamp(max=1.0)
+    return tree.scale(gradient, factor)
+
+
+def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
+    """loss(x) + μ/2·‖x − anchor‖² over the trainable leaves that the anchor names."""
+
+    def wrapped(params: Params, batch: Batch) -> Tensor:
+        distance = torch.stack([(params[n] - a).square().sum() for n, a in anchor.items()]).sum()
+        return loss(params, batch) + 0.5 * mu * distance
+
+    return wrapped
+
+
+def _own_buffers(buffers: Params, batches: Batches) -> Params:
+    """Copies that BatchNorm may write into; under vmap one for each client (adding a per-client zero makes it so)."""
+    if not batches.vectorised:
+        return tree.clone(buffers)
+    zero = batches.key * 0
+    return {name: b + zero.to(b.dtype) for name, b in buffers.items()}
+
+
+def _move(weights: Params, direction: Params, scale: float, *, in_place: bool) -> Params:
+    if not in_place:
+        return tree.add(weights, direction, scale)
+    for name, d in direction.items():
+        weights[name].add_(d, alpha=scale)
+    return weights

@@ -1,0 +1,164 @@
+"""A ``torch.nn.Module`` seen as a function of its parameters.
+
+The module is only a template: parameters come from outside at every call, so one copy per thread serves any number
+of clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mixfed import tree
+from mixfed.dropout import KeyedDropout, uses_dropout
+from mixfed.errors import InputError
+from mixfed.tree import Params
+
+Batch = dict[str, Tensor]
+"""Fields by name, examples along the first dimension. ``mask`` (bool, one per example) marks the real ones of a
+padded batch, and ``key`` (an int64 scalar) is what dropout draws from; both may be missing."""
+
+Loss = Callable[[Params, Batch], Tensor]
+Criterion = Callable[[Any, Batch], Tensor]
+Forward = Callable[[nn.Module, Batch], Any]
+Buffers = Literal["average", "private", "server"]
+
+
+class Model:
+    """A module, its loss, and what of it trains and travels.
+
+    ``criterion(outputs, batch)`` gives one loss per example; ``forward(module, batch)`` says how the module is called.
+    ``trainable`` picks parameters by name; the others are frozen, stay in the module and never travel. Float buffers
+    (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them down and averages what comes up,
+    "private" keeps each client's own on the client, "server" sends the server's down and discards the clients'.
+    Integer buffers are never averaged: every copy of the module keeps its own.
+
+    With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        criterion: Criterion,
+        *,
+        forward: Forward | None = None,
+        trainable: Callable[[str], bool] | None = None,
+        buffers: Buffers = "average",
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if buffers not in ("average", "private", "server"):
+            raise InputError(f"The buffer policy is '{buffers}'; choose average, private or server.")
+        if dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise InputError(f"Models train in float32, float64 or bfloat16, not in {dtype}.")
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.criterion = criterion
+        self.buffer_policy: Buffers = buffers
+        self._forward: Forward = forward or (lambda module, batch: module(batch["x"]))
+        self.stochastic = uses_dropout(module)
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+        master = copy.deepcopy(module).requires_grad_(False)
+        initial = {n: p for n, p in master.named_parameters() if trainable is None or trainable(n)}
+        if not initial:
+            raise InputError("No parameter of the module is trainable; check the predicate that picks them.")
+        statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
+        self.trainable = tuple(initial)
+        self.buffers = tuple(statistics)
+        keep = torch.promote_types(dtype, torch.float32)
+        self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
+        self._template = master.to(self.device, dtype)
+        self._local = threading.local()
+
+    def initial(self) -> Params:
+        """A copy of the starting parameters and float buffers, in the server's precision."""
+        return tree.clone(self._initial)
+
+    def trained(self, params: Params) -> Params:
+        """The trainable leaves of the parameters."""
+        return {name: params[name] for name in self.trainable}
+
+    def outputs(self, params: Params, batch: Batch, *, training: bool) -> Any:
+        """The module's answer; ``params`` holds parameters and buffers, and BatchNorm writes into those buffers."""
+        bound = self._bound(training)
+        if self.dtype != torch.float32:
+            batch = {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in batch.items()}
+        with bound.using(params):
+            if training and self.stochastic:
+                with KeyedDropout(batch.get("key")):
+                    return self._forward(bound.module, batch)
+            return self._forward(bound.module, batch)
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The mean of the criterion over the real examples of the batch, in training mode."""
+        return masked_mean(self.losses(params, batch, training=True), batch.get("mask"))
+
+    def losses(self, params: Params, batch: Batch, *, training: bool) -> Tensor:
+        """The criterion, one number per example."""
+        values = self.criterion(self.outputs(params, batch, training=training), batch)
+        if values.ndim != 1:
+            raise InputError(
+                f"A criterion gives one loss per example, shape [batch], but this one gave {list(values.shape)};"
+                " use reduction='none' and average over all but the first dimension."
+            )
+        return values
+
+    def _bound(self, training: bool) -> _Bound:
+        copies: dict[bool, _Bound] = self._local.__dict__.setdefault("copies", {})
+        if training not in copies:
+            copies[training] = _Bound(self._template, training)
+        return copies[training]
+
+
+class _Bound:
+    """A copy of the template's structure (its tensors are shared) whose parameters can be swapped quickly."""
+
+    def __init__(self, template: nn.Module, training: bool) -> None:
+        shared = [*template.parameters(), *(b for b in template.buffers() if b.is_floating_point())]
+        self.module = copy.deepcopy(template, {id(t): t for t in shared}).train(training)
+        names = {id(t): n for n, t in [*self.module.named_parameters(), *self.module.named_buffers()]}
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
+        for child in self.module.modules():
+            for store in (child._parameters, child._buffers):
+                for leaf, tensor in store.items():
+                    if tensor is not None:
+                        self._places[names[id(tensor)]].append((store, leaf))
+        self._own = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+
+    def using(self, params: Params) -> _Swap:
+        return _Swap(self._places, self._own, params)
+
+
+class _Swap:
+    """Puts parameters in their places and afterwards the template's back, so that nothing of a client lingers."""
+
+    def __init__(
+        self, places: dict[str, list[tuple[dict[str, Any], str]]], own: dict[str, Any], params: Params
+    ) -> None:
+        self.places, self.own, self.params = places, own, params
+
+    def __enter__(self) -> None:
+        self._put(self.params)
+
+    def __exit__(self, *error: object) -> None:
+        self._put({name: self.own[name] for name in self.params})
+
+    def _put(self, tensors: dict[str, Any]) -> None:
+        for name, tensor in tensors.items():
+            for store, leaf in self.places[name]:
+                store[leaf] = tensor
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the values whose mask is set; zero where none is."""
+    if mask is None:
+        return values.mean()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)

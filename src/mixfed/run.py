@@ -1,0 +1,192 @@
+"""The loop: one round after another, the same for every algorithm and every backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.backends.simulator import Simulator
+from mixfed.checkpoint import Checkpoints
+from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Reply, Server, State
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError, RunStopped
+from mixfed.measure.ledger import Ledger
+from mixfed.private import PrivateStore
+from mixfed.schedule import Schedule, sample_cohort
+from mixfed.tree import Params
+
+
+class Backend(Protocol):
+    """Where clients run. ``submit`` sends, ``collect`` returns what has come back by a version of the model."""
+
+    dropped: list[tuple[str, int]]
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        data: Mapping[str, FederatedData],
+        privates: PrivateStore,
+        seed: int,
+        ledger: Ledger,
+    ) -> None: ...
+
+    def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None: ...
+
+    def collect(self, version: int) -> list[Reply]: ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """What callbacks see after every round; ``metrics`` is empty where the round was not evaluated."""
+
+    round: int
+    rounds: int
+    metrics: Mapping[str, float]
+    ledger: Mapping[str, int]
+    dropped: int
+    params: Params
+
+
+Callback = Callable[[Record], None]
+Evaluate = Callable[[Params, PrivateStore], Mapping[str, float]]
+
+
+@dataclass
+class Result:
+    """A finished (or interrupted) run."""
+
+    params: Params
+    history: list[dict[str, Any]]
+    ledger: dict[str, int]
+    rounds: int
+    seconds: float
+    seed: int
+    dropped: int = 0
+    finished: bool = True
+    state: State = field(default_factory=dict)
+    privates: PrivateStore | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation."""
+        last = self.history[-1] if self.history else {}
+        return {name: value for name, value in last.items() if name != "round"}
+
+
+def run(
+    algorithm: Algorithm,
+    data: FederatedData | Mapping[str, FederatedData] | None,
+    *,
+    rounds: int,
+    cohort: int | Mapping[str, int] = 10,
+    central: CentralData | Mapping[str, CentralData] | None = None,
+    seed: int = 0,
+    evaluate: Evaluate | None = None,
+    every: int = 1,
+    backend: Backend | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoints: Checkpoints | None = None,
+    resume: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Trains for a number of rounds and returns the model, its metrics and what it cost.
+
+    ``data`` are the clients (several populations by name), ``central`` is what the server holds. With ``checkpoints``
+    the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
+    after every round; a run that stops early has ``finished = False``.
+    """
+    if rounds < 1 or every < 1:
+        raise InputError("The number of rounds and the evaluation interval must be at least 1.")
+    populations = _by_name(data, CLIENTS)
+    sources = _by_name(central, CENTRE)
+    schedule = Schedule(cohort)
+    _check(algorithm, populations, schedule)
+    ledger = Ledger()
+    privates = PrivateStore(lambda: algorithm.private(algorithm.model.initial()))
+    state = algorithm.init(algorithm.model.initial())
+    history: list[dict[str, Any]] = []
+    first, dropped, seconds = 0, 0, 0.0
+    if checkpoints and resume and (saved := checkpoints.load()):
+        state, history, first = saved["state"], saved["history"], saved["round"]
+        dropped, seconds = saved["dropped"], saved["seconds"]
+        privates.restore(saved.get("private", {}))
+        ledger.restore(saved["ledger"])
+    backend = backend or Simulator()
+    backend.start(algorithm, populations, privates, seed, ledger)
+
+    began = time.monotonic() - seconds
+    finished = True
+    for number in range(first, rounds):
+        server = Server(number, seed, algorithm.model, sources, ledger)
+        message = algorithm.broadcast(state, server)
+        if message is not None:
+            for source in algorithm.batching:
+                population = len(populations[source])
+                clients = sample_cohort(seed, number, source, population, schedule.size(source))
+                backend.submit(source, clients, message, number)
+        replies = backend.collect(number)
+        if message is not None and not replies:
+            raise RunStopped(
+                f"Every client update of round {number + 1} had a number that is not finite, so the run stopped;"
+                " lower the learning rate or clip the gradients."
+            )
+        state = algorithm.step(state, replies, server)
+        dropped += len(backend.dropped)
+        backend.dropped.clear()
+
+        done = number + 1
+        params = algorithm.params(state)
+        metrics: Mapping[str, float] = {}
+        if evaluate and (done % every == 0 or done == rounds):
+            metrics = evaluate(params, privates)
+            history.append({"round": done, **metrics})
+        stop = should_stop()
+        if checkpoints and (stop or checkpoints.due(done) or done == rounds):
+            checkpoints.save(
+                {
+                    "state": state,
+                    "history": history,
+                    "round": done,
+                    "dropped": dropped,
+                    "seconds": time.monotonic() - began,
+                    "private": privates.tree(),
+                    "ledger": ledger.totals(),
+                }
+            )
+        for callback in callbacks:
+            callback(Record(done, rounds, metrics, ledger.totals(), dropped, params))
+        if stop and done < rounds:
+            finished = False
+            rounds = done
+            break
+    return Result(
+        algorithm.params(state),
+        history,
+        ledger.totals(),
+        rounds,
+        time.monotonic() - began,
+        seed,
+        dropped,
+        finished,
+        state,
+        privates,
+    )
+
+
+def _by_name(given: Any, name: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else {name: given}
+
+
+def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], schedule: Schedule) -> None:
+    for source in algorithm.batching:
+        if source not in populations:
+            raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
+        populations[source].require_no_empty_clients()
+        schedule.check(source, populations[source])
