@@ -1,6 +1,7 @@
 """Data on clients and at the centre: a store, readers, partitioners, known sources, a picture."""
 
 from mixfed.data import partition
+from mixfed.data.picture import plot_holdings
 from mixfed.data.prepare import Pixels
 from mixfed.data.readers import (
     central_from_huggingface,
@@ -32,6 +33,7 @@ __all__ = [
     "from_partitioner",
     "load_source",
     "partition",
+    "plot_holdings",
     "spread",
     "validate",
 ]
