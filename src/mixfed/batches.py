@@ -39,6 +39,35 @@ class Batching:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Examples of a central source that each client receives and mixes into its own for one round.
+
+    Either ``count`` examples, or as many as make them the share ``ratio`` of the mixed examples: r/(1 − r)·nᵢ.
+    """
+
+    source: str
+    ratio: float | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ratio is None) == (self.count is None):
+            raise InputError("Example transfer takes either a mixing ratio or a number of examples.")
+        if self.ratio is not None and not 0 <= self.ratio < 1:
+            raise InputError(f"The share of central examples must be at least 0 and below 1, not {self.ratio}.")
+        if self.count is not None and self.count < 0:
+            raise InputError(f"A client cannot receive {self.count} examples.")
+
+    def sizes(self, own: NDArray[np.int64], available: int) -> NDArray[np.int64]:
+        """How many central examples each client receives, given how many it has."""
+        if self.count is not None:
+            wanted = np.full_like(own, self.count)
+        else:
+            ratio = self.ratio or 0.0
+            wanted = np.rint(own * ratio / (1 - ratio)).astype(np.int64)
+        return np.minimum(wanted, available)
+
+
+@dataclass(frozen=True)
 class Batches:
     """What one client (or the centre) trains on in a round: fields [steps, batch, …].
 
@@ -85,7 +114,10 @@ _STEP_KEY = 0x632BE59BD9B4E019
 
 @dataclass(frozen=True)
 class Plan:
-    """The row numbers of a cohort's batches: ``rows`` [clients, steps, batch], ``counts`` [clients, steps]."""
+    """The row numbers of a cohort's batches: ``rows`` [clients, steps, batch], ``counts`` [clients, steps].
+
+    Rows beyond the clients' own data are rows of ``extra``: central examples that were sent to the clients.
+    """
 
     source: str
     data: FederatedData | CentralData
@@ -93,9 +125,18 @@ class Plan:
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
     keys: NDArray[np.int64]
+    extra: CentralData | None = None
+    extra_examples: int = 0
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def first_clients(self, count: int) -> Plan:
+        """The same plan for the first few clients of the cohort."""
+        few = slice(0, count)
+        return replace(
+            self, clients=self.clients[few], rows=self.rows[few], counts=self.counts[few], keys=self.keys[few]
+        )
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -109,8 +150,11 @@ class Plan:
 
     def bytes_per_client(self) -> int:
         """What one client's gathered batches weigh."""
-        per_row = sum(a.itemsize * int(np.prod(a.shape[1:])) for a in self.data.arrays.values())
-        return int(np.prod(self.rows.shape[1:])) * max(per_row, 1)
+        return int(np.prod(self.rows.shape[1:])) * _row_bytes(self.data)
+
+    def bytes_of_extra(self) -> int:
+        """What the central examples weigh that were sent to the cohort."""
+        return self.extra_examples * _row_bytes(self.extra) if self.extra else 0
 
     def client(self, i: int, device: torch.device | str = "cpu") -> Batches:
         """The batches of the i-th client of the cohort, without padding."""
@@ -146,7 +190,16 @@ class Plan:
         )
 
     def _gather(self, rows: NDArray[np.int64], device: torch.device | str) -> Batch:
-        return gather(self.data, rows, device)
+        if self.extra is None:
+            return gather(self.data, rows, device)
+        last = _row_count(self.data)
+        own = rows < last
+        ours = gather(self.data, np.where(own, rows, 0), device)
+        theirs = gather(self.extra, np.where(own, 0, rows - last), device)
+        chosen = torch.from_numpy(own).to(device)
+        return {
+            n: torch.where(chosen.view(*own.shape, *(1,) * (x.ndim - own.ndim)), x, theirs[n]) for n, x in ours.items()
+        }
 
 
 def gather(data: FederatedData | CentralData, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> Batch:
@@ -159,11 +212,38 @@ def gather(data: FederatedData | CentralData, rows: NDArray[np.int64], device: t
 
 
 def plan_cohort(
-    source: str, data: FederatedData, clients: NDArray[np.int64], batching: Batching, seed: int, version: int
+    source: str,
+    data: FederatedData,
+    clients: NDArray[np.int64],
+    batching: Batching,
+    seed: int,
+    version: int,
+    sample: Sample | None = None,
+    central: CentralData | None = None,
 ) -> Plan:
-    """Batches for the clients of a round; each client's depend only on (seed, source, version, client)."""
+    """Batches for the clients of a round; each client's depend only on (seed, source, version, client).
+
+    With a ``sample`` of ``central`` data, every client's examples of this round are its own and its sample, shuffled
+    together (Augenstein et al., 2021, Algorithm 3).
+    """
     keys = (rng.bits(rng.key(seed, "batches", version) ^ rng.key(0, source), clients) >> np.uint64(1)).astype(np.int64)
-    return _plan(source, data, clients, data.offsets[clients], data.sizes(clients), batching, keys)
+    first, own = data.offsets[clients], data.sizes(clients)
+    if (own == 0).any():
+        raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")
+    received = np.zeros_like(own) if sample is None or central is None else sample.sizes(own, len(central))
+    place, counts = _places(own + received, batching, keys)
+    if sample is None or central is None:
+        return Plan(source, data, clients, first[:, None, None] + place, counts, keys)
+    starts = np.concatenate([[0], np.cumsum(received)])
+    drawn = [
+        rng.generator(seed, f"transfer/{source}", version, int(c)).choice(len(central), int(m), replace=False)
+        for c, m in zip(clients, received, strict=True)
+    ]
+    pool = np.concatenate([*drawn, [0]])
+    beyond = place - own[:, None, None]
+    theirs = data.examples + pool[np.where(beyond >= 0, starts[:-1, None, None] + beyond, -1)]
+    rows = np.where(beyond < 0, first[:, None, None] + place, theirs)
+    return Plan(source, data, clients, rows, counts, keys, central, int(received.sum()))
 
 
 def plan_central(source: str, data: CentralData, batching: Batching, seed: int, version: int) -> Plan:
@@ -190,17 +270,18 @@ def plan_central(source: str, data: CentralData, batching: Batching, seed: int, 
     return Plan(source, data, np.zeros(1, dtype=np.int64), rows[None], counts[None].astype(np.int64), keys)
 
 
-def _plan(
-    source: str,
-    data: FederatedData,
-    clients: NDArray[np.int64],
-    first_row: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    batching: Batching,
-    keys: NDArray[np.int64],
-) -> Plan:
-    if (sizes == 0).any():
-        raise InputError(f"Client {int(clients[np.argmin(sizes)])} of '{source}' has no examples.")
+def _row_bytes(data: FederatedData | CentralData) -> int:
+    return max(sum(a.itemsize * int(np.prod(a.shape[1:])) for a in data.arrays.values()), 1)
+
+
+def _row_count(data: FederatedData | CentralData) -> int:
+    return data.examples if isinstance(data, FederatedData) else len(data)
+
+
+def _places(
+    sizes: NDArray[np.int64], batching: Batching, keys: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of its own examples (0..size−1) each client takes at each step, and how many of a batch are real."""
     batch = batching.batch_size or int(sizes.max())
     per_epoch = -(-sizes // batch)
     steps = np.full_like(sizes, batching.steps) if batching.steps is not None else per_epoch * (batching.epochs or 1)
@@ -214,7 +295,7 @@ def _plan(
         epoch = np.minimum(epoch, epochs[:, None] - 1)
         order, start = _shuffled(sizes, epochs, keys)
         place = order[start[:, None, None] + (epoch * sizes[:, None])[:, :, None] + place]
-    return Plan(source, data, clients, first_row[:, None, None] + place, counts, keys)
+    return place, counts
 
 
 def _shuffled(

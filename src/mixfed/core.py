@@ -2,7 +2,7 @@
 
 One round, top to bottom (see :func:`mixfed.run.run`)::
 
-    message = algorithm.broadcast(state, server)                      # what goes down
+    messages = algorithm.broadcast(state, server)                     # what goes down, by population of clients
     upload, private = algorithm.client(message, private, batches)     # on every client of the cohort
     state = algorithm.step(state, replies, server)                    # what the server does with what came up
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mixfed import tree
-from mixfed.batches import Batches, Batching, plan_central
+from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer, Trained, gradient_of
@@ -37,10 +37,14 @@ CENTRE = "centre"
 
 @dataclass(frozen=True)
 class Message:
-    """What the server sends to every client of a cohort: trees by name, and the round it belongs to."""
+    """What the server sends to every client of a cohort: trees by name, and the round it belongs to.
+
+    With ``examples`` every client also receives a fresh sample of central examples of its own.
+    """
 
     payload: dict[str, Params]
     round: int
+    examples: Sample | None = None
 
     def __getitem__(self, name: str) -> Params:
         return self.payload[name]
@@ -117,17 +121,19 @@ class Algorithm:
     """A federated algorithm as a value: pure functions over trees, and what they need from the run.
 
     ``batching`` names the client populations it trains on and how each cuts its data (empty: it needs no clients).
+    ``broadcast`` gives the message to each population that is asked in this round (none: an empty dictionary).
     ``uploads = "sum"`` promises that only weighted means of uploads are used, which allows streaming, secure
     aggregation and all-reduce; ``"each"`` asks for every client's upload.
     ``params(state)`` is the model to evaluate and to save. ``private(params)`` is what a client's device holds before
     its first round. ``personal`` marks algorithms whose clients each end up with a model of their own, kept under
     ``private["params"]``.
+    ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
     """
 
     name: str
     model: Model
     init: Callable[[Params], State]
-    broadcast: Callable[[State, Server], Message | None]
+    broadcast: Callable[[State, Server], dict[str, Message]]
     step: Callable[[State, Sequence[Reply], Server], State]
     client: Callable[[Message, Private, Batches], tuple[Upload, Private]] = _asks_no_client
     batching: Mapping[str, Batching] = field(default_factory=dict)
@@ -135,6 +141,7 @@ class Algorithm:
     params: Callable[[State], Params] = lambda state: state["params"]
     private: Callable[[Params], Private] = lambda params: {}
     personal: bool = False
+    arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:

@@ -17,11 +17,11 @@ from mixfed.tree import Params
 
 @dataclass(frozen=True)
 class Trained:
-    """Where local training ended: parameters and buffers, the mean loss, and the mean raw gradient if asked for."""
+    """Where local training ended: parameters and buffers, the mean loss, and Σₖ gₖ (before the correction) if asked."""
 
     params: Params
     loss: Tensor
-    mean_gradient: Params | None = None
+    gradient_sum: Params | None = None
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,6 @@ class LocalTrainer:
                 weights, memory = _move(weights, direction, -rate, in_place=owned), remembered
                 owned = True
             total_loss = total_loss + value
-        if total_gradient is not None:
-            total_gradient = tree.scale(total_gradient, 1.0 / batches.steps)
         return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), total_gradient)
 
 

@@ -30,6 +30,7 @@ class Backend(Protocol):
         self,
         algorithm: Algorithm,
         data: Mapping[str, FederatedData],
+        central: Mapping[str, CentralData],
         privates: PrivateStore,
         seed: int,
         ledger: Ledger,
@@ -117,24 +118,18 @@ def run(
         privates.restore(saved.get("private", {}))
         ledger.restore(saved["ledger"])
     backend = backend or Simulator()
-    backend.start(algorithm, populations, privates, seed, ledger)
+    backend.start(algorithm, populations, sources, privates, seed, ledger)
 
     began = time.monotonic() - seconds
     finished = True
     for number in range(first, rounds):
         server = Server(number, seed, algorithm.model, sources, ledger)
-        message = algorithm.broadcast(state, server)
-        if message is not None:
-            for source in algorithm.batching:
-                population = len(populations[source])
-                clients = sample_cohort(seed, number, source, population, schedule.size(source))
-                backend.submit(source, clients, message, number)
+        messages = algorithm.broadcast(state, server)
+        for source, message in messages.items():
+            size, population = schedule.size(source), len(populations[source])
+            backend.submit(source, sample_cohort(seed, number, source, population, size), message, number)
         replies = backend.collect(number)
-        if message is not None and not replies:
-            raise RunStopped(
-                f"Every client update of round {number + 1} had a number that is not finite, so the run stopped;"
-                " lower the learning rate or clip the gradients."
-            )
+        _check_replies(messages, replies, number)
         state = algorithm.step(state, replies, server)
         dropped += len(backend.dropped)
         backend.dropped.clear()
@@ -182,6 +177,15 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     if given is None:
         return {}
     return dict(given) if isinstance(given, Mapping) else {name: given}
+
+
+def _check_replies(messages: Mapping[str, Message], replies: Sequence[Reply], number: int) -> None:
+    for source in messages:
+        if not any(reply.source == source for reply in replies):
+            raise RunStopped(
+                f"Every update of the clients '{source}' in round {number + 1} had a number that is not finite, so the"
+                " run stopped; lower the learning rate or clip the gradients."
+            )
 
 
 def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], schedule: Schedule) -> None:

@@ -27,7 +27,7 @@ def center(trainer: LocalTrainer) -> Algorithm:
         "center",
         model,
         init=lambda params: {"params": params},
-        broadcast=lambda state, server: None,
+        broadcast=lambda state, server: {},
         step=step,
         batching={},
     )
@@ -48,7 +48,7 @@ def local_only(trainer: LocalTrainer) -> Algorithm:
         "local",
         model,
         init=lambda params: {"params": params},
-        broadcast=lambda state, server: Message({}, server.round),
+        broadcast=lambda state, server: {CLIENTS: Message({}, server.round)},
         step=lambda state, replies, server: state,
         client=client,
         batching={CLIENTS: trainer.batching},
@@ -77,6 +77,6 @@ def transfer(
     return replace(
         then,
         name="transfer",
-        broadcast=lambda state, server: None if at_centre(server) else then.broadcast(state, server),
+        broadcast=lambda state, server: {} if at_centre(server) else then.broadcast(state, server),
         step=step,
     )

@@ -30,8 +30,8 @@ def fedavg(
     def init(params: Params) -> State:
         return {"params": params, "server": server_optimizer.init(model.trained(params))}
 
-    def broadcast(state: State, server: Server) -> Message:
-        return Message({"params": core.sent_down(model, state["params"])}, server.round)
+    def broadcast(state: State, server: Server) -> dict[str, Message]:
+        return {CLIENTS: Message({"params": core.sent_down(model, state["params"])}, server.round)}
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         start = core.received(message["params"], private)

@@ -42,7 +42,6 @@ class Tally:
         if not bool(_finite(upload.values)):
             self.dropped.append(client)
             return
-        self.upload_bytes += tree.nbytes(upload.values)
         self.used.append(client)
         self.private.append((client, private))
         if self.each:
@@ -61,7 +60,6 @@ class Tally:
                 one = Upload(_index(upload.values, i), upload.weight[i])
                 self.add(client, one, _index(private, i))
             return
-        self.upload_bytes += tree.nbytes(upload.values)
         self.used.extend(clients)
         if private:
             self.private.extend((c, tree.map_leaves(torch.clone, _index(private, i))) for i, c in enumerate(clients))
@@ -151,7 +149,8 @@ def _one_client(
     if algorithm.model.has_convolutions:
         batches = replace(batches, fields=_channels_last(batches.fields, steps=True))
     upload, private = algorithm.client(message, privates.get(plan.source, client), batches)
-    tally.add(client, upload, private)
+    tally.upload_bytes += tree.nbytes(upload.values)
+    tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight), private)
 
 
 def _vmapped(
@@ -165,11 +164,16 @@ def _vmapped(
     per_client |= {"steps": batches.steps, "examples": batches.examples}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
+    travelling = 0
+
     def one(given: dict[str, Any], private: Private) -> tuple[dict[str, Params], Tensor, Private]:
+        nonlocal travelling
         upload, private = algorithm.client(message, private, replace(batches, **given))
-        return upload.values, upload.weight, private
+        travelling = tree.nbytes(upload.values)
+        return algorithm.arrive(upload.values), upload.weight, private
 
     values, weight, private = torch.vmap(one)(per_client, private)
+    tally.upload_bytes += travelling * len(clients)
     tally.add_chunk(clients, Upload(values, weight), private)
 
 
@@ -180,7 +184,8 @@ def _wide(x: Tensor) -> Tensor:
 
 def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
     x = _wide(x)
-    return torch.tensordot(weights.to(x.dtype), x, 1)
+    total: Tensor = torch.tensordot(weights.to(x.dtype), x, 1)
+    return total
 
 
 def _finite(values: dict[str, Params], batched: bool = False) -> Tensor:
@@ -201,7 +206,7 @@ def _channels_last(params: Params, *, steps: bool = False) -> Params:
 
 
 def _each_channels_last(x: Tensor) -> Tensor:
-    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
 
 
 def keep_freed_memory() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from mixfed import tree
 from mixfed.backends.executors import Execution, Pool, Tally, execute, keep_freed_memory
 from mixfed.batches import Batches, Plan, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
-from mixfed.data.store import FederatedData
+from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.measure.ledger import Ledger, count_flops
 from mixfed.private import PrivateStore
@@ -64,31 +63,41 @@ class Simulator:
         self,
         algorithm: Algorithm,
         data: Mapping[str, FederatedData],
+        central: Mapping[str, CentralData],
         privates: PrivateStore,
         seed: int,
         ledger: Ledger,
     ) -> None:
         """Takes up a run."""
-        self.algorithm, self.data, self.privates, self.seed, self.ledger = algorithm, data, privates, seed, ledger
+        self.algorithm, self.data, self.central = algorithm, data, central
+        self.privates, self.seed, self.ledger = privates, seed, ledger
         self._chosen.clear()
         self._waiting.clear()
         self.dropped.clear()
 
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
         """Sends a message to clients; their replies can be collected afterwards."""
-        self.ledger.bytes_down += tree.nbytes(message.payload) * len(clients)
         self._waiting.append((source, clients, message, version))
 
     def collect(self, version: int) -> list[Reply]:
         """The replies that have arrived by this version of the model, in the order of submission."""
         replies = []
         for source, clients, message, sent in self._waiting:
-            plan = plan_cohort(source, self.data[source], clients, self.algorithm.batching[source], self.seed, sent)
+            plan = self._plan(source, clients, message, sent)
+            self.ledger.bytes_down += tree.nbytes(message.payload) * len(clients) + plan.bytes_of_extra()
             tally = execute(self.algorithm, message, plan, self.privates, self._how(message, plan), self._pool)
             self._count(tally, plan, message)
             replies += _replies(tally, source, version - sent)
         self._waiting.clear()
         return replies
+
+    def _plan(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> Plan:
+        sample = message.examples
+        if sample and sample.source not in self.central:
+            raise InputError(f"Example transfer sends central data '{sample.source}', and the run was given none.")
+        central = self.central[sample.source] if sample else None
+        batching = self.algorithm.batching[source]
+        return plan_cohort(source, self.data[source], clients, batching, self.seed, version, sample, central)
 
     def _count(self, tally: Tally, plan: Plan, message: Message) -> None:
         for client, private in tally.private:
@@ -129,11 +138,11 @@ class Simulator:
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
-        few = _first_clients(plan, 2 * self.threads * max(c.chunk for c in candidates))
+        few = plan.first_clients(2 * self.threads * max(c.chunk for c in candidates))
         seconds: dict[Execution, float] = {}
         for how in candidates:
             try:
-                execute(self.algorithm, message, _first_clients(few, 2), self.privates, how, self._pool)
+                execute(self.algorithm, message, few.first_clients(2), self.privates, how, self._pool)
             except (RuntimeError, NotImplementedError) as error:
                 if how.name == "loop":
                     raise
@@ -202,12 +211,6 @@ class _Remembered:
             self.file.write_text(name + "\n")
         except OSError:
             return  # a machine without a writable home times again next time
-
-
-def _first_clients(plan: Plan, count: int) -> Plan:
-    return replace(
-        plan, clients=plan.clients[:count], rows=plan.rows[:count], counts=plan.counts[:count], keys=plan.keys[:count]
-    )
 
 
 def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:

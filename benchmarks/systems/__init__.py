@@ -1,0 +1,26 @@
+"""The systems, by name: a module of this folder and the options its ``run`` gets.
+
+A system is one module with one function::
+
+    def run(workload: Workload, clock: Clock, cores: int, **options) -> None
+
+It builds what it needs from ``workload`` (model, data, cohort(round), batch, steps, rate), then plays the rounds
+0, 1, 2, ... and at the end of each calls ``clock.lap(params)``, where ``params()`` gives the parameters after that round
+by the names of ``workload.model().named_parameters()``; it returns as soon as that answers False. It runs in a
+process of its own that is bound to ``cores`` cores, may start threads and processes, and must leave none behind.
+It imports its package inside the module, so that a missing one becomes a row that says so.
+"""
+
+SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
+    "torch-loop": ("torch_loop", {}),
+    "torch-threads": ("torch_threads", {}),
+    "torch-vmap": ("torch_vmap", {}),
+    "torch-processes": ("torch_processes", {}),
+    "pfl": ("pfl_system", {"processes": 1}),
+    "pfl-processes": ("pfl_system", {"processes": 2}),
+    "flower": ("flower_system", {}),
+    "mixfed": ("mixfed_system", {}),
+}
+
+BASELINES = ("torch-loop", "torch-threads", "torch-vmap")
+"""Hand-written code in one process: the best of these is what the ratios refer to."""
