@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -47,7 +48,7 @@ class Clock:
         """Rounds per second in each of a few equal parts of the measured rounds."""
         last = len(self._times) - 1
         cuts = sorted({round(last * i / self.repeats) for i in range(self.repeats + 1)})
-        return [(b - a) / (self._times[b] - self._times[a]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        return [(b - a) / (self._times[b] - self._times[a]) for a, b in pairwise(cuts)]
 
     def result(self) -> dict[str, float]:
         """The figures of the table: the median over the parts, the slowest and the fastest part, and the memory."""

@@ -64,11 +64,11 @@ def table(workload: Workload, rows: dict[str, Row]) -> Table:
     """The rows of one workload, with ratios to the best correct hand-written code in one process."""
     best = max((rows[s]["rounds_per_second"] for s in BASELINES if rows.get(s, {}).get("correct")), default=None)
     shape = f"{workload.clients} clients a round, batch {workload.batch}, {workload.steps} steps"
-    answer = Table(title=f"{workload.name} {workload.title}: {shape}", title_justify="left", min_width=96)
-    answer.add_column("system")
+    answer = Table(title=f"{workload.name} {workload.title}: {shape}", title_justify="left")
+    answer.add_column("system", no_wrap=True)
     for heading in ("rounds/s", "slowest..fastest", "ratio", "peak MB"):
         answer.add_column(heading, justify="right", no_wrap=True)
-    answer.add_column("first round")
+    answer.add_column("first round", overflow="fold")
     for system, row in rows.items():
         if "error" in row:
             answer.add_row(system, "-", "-", "-", "-", f"[red]ERROR {escape(row['error'])}")
@@ -127,6 +127,7 @@ def main() -> int:
     options = parser.parse_args()
 
     console = Console()
+    console.width = max(console.width, 110)
     setting = machine(options)
     console.print(" ".join(f"{name} {v}" for name, v in setting["versions"].items() if v))
     console.print(f"{options.cores} cores of {setting['cores_of_machine']}, load {setting['load_before']:.1f}\n")

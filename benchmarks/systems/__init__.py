@@ -5,10 +5,10 @@ A system is one module with one function::
     def run(workload: Workload, clock: Clock, cores: int, **options) -> None
 
 It builds what it needs from ``workload`` (model, data, cohort(round), batch, steps, rate), then plays the rounds
-0, 1, 2, ... and at the end of each calls ``clock.lap(params)``, where ``params()`` gives the parameters after that round
-by the names of ``workload.model().named_parameters()``; it returns as soon as that answers False. It runs in a
-process of its own that is bound to ``cores`` cores, may start threads and processes, and must leave none behind.
-It imports its package inside the module, so that a missing one becomes a row that says so.
+0, 1, 2, ... and at the end of each calls ``clock.lap(params)``, where ``params()`` gives the parameters after that
+round by the names of ``workload.model().named_parameters()``. It returns as soon as that answers False. It runs in a
+process of its own that is bound to ``cores`` cores, may start threads and processes, and must leave none behind. It
+imports its package when the module is imported or in ``run``, so that a missing one becomes a row that says so.
 """
 
 SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {

@@ -55,9 +55,7 @@ def simulate(workload: Workload, clock: Clock | None, threads: int) -> None:
         ),
         SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()]),
         PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
-        NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=workload.rate, local_batch_size=workload.batch
-        ),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=workload.rate, local_batch_size=workload.batch),
         callbacks=[Lap()],
         send_metrics_to_platform=False,
     )
