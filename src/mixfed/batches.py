@@ -85,6 +85,12 @@ class Batches:
     active: Tensor | None = None
     vectorised: bool = False
 
+    @classmethod
+    def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:
+        """Empty batches: steps of a loss that is a function of the parameters alone."""
+        zero = torch.zeros((), device=device)
+        return cls("", {}, torch.zeros((), dtype=torch.int64, device=device), zero + steps, zero, (0,) * steps)
+
     @property
     def length(self) -> int:
         """How many steps the loop over these batches takes."""

@@ -10,7 +10,7 @@ One round, top to bottom (see :func:`mixfed.run.run`)::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -49,8 +49,9 @@ class Message:
     def __getitem__(self, name: str) -> Params:
         return self.payload[name]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.payload
+    def get(self, name: str) -> Params | None:
+        """The tree of this name, or None where the message has none."""
+        return self.payload.get(name)
 
 
 @dataclass(frozen=True)
@@ -78,38 +79,49 @@ class Reply:
 
 @dataclass
 class Server:
-    """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work."""
+    """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work.
+
+    ``notes`` carries what ``broadcast`` wants to tell ``step`` of the same round; it does not outlive the round.
+    """
 
     round: int
     seed: int
     model: Model
     central: Mapping[str, CentralData] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    notes: dict[str, Any] = field(default_factory=dict)
 
-    def batches(self, batching: Batching, source: str = CENTRE) -> Batches:
-        """This round's batches of a central source."""
+    def batches(self, batching: Batching, source: str | None = CENTRE) -> Batches:
+        """This round's batches of a central source; None stands for steps of a loss that needs no data."""
+        if source is None:
+            return Batches.without_data(batching.steps or 1, self.model.device)
         if source not in self.central:
             raise InputError(f"This algorithm trains on central data '{source}', and the run was given none.")
         plan = plan_central(source, self.central[source], batching, self.seed, self.round)
         return plan.client(0, self.model.device)
 
     def train(
-        self, trainer: LocalTrainer, params: Params, *, correction: Params | None = None, source: str = CENTRE
+        self,
+        trainer: LocalTrainer,
+        params: Params,
+        *,
+        correction: Params | None = None,
+        source: str | None = CENTRE,
+        want_gradient: bool = False,
     ) -> Trained:
         """K_c steps of the trainer on central data."""
         batches = self.batches(trainer.batching, source)
         self.ledger.count_server(trainer, params, batches)
-        return trainer.train(params, batches, self.round, correction=correction)
+        return trainer.train(params, batches, self.round, correction=correction, want_gradient=want_gradient)
 
-    def gradient(self, trainer: LocalTrainer, params: Params, *, source: str = CENTRE) -> Params:
+    def gradient(self, trainer: LocalTrainer, params: Params, *, source: str | None = CENTRE) -> Params:
         """∇f_c at ``params`` on one central batch."""
-        once = Batching(trainer.batching.batch_size, steps=1, shuffle=trainer.batching.shuffle)
-        batches = self.batches(once, source)
+        batches = self.batches(replace(trainer.batching, steps=1, epochs=None), source)
         self.ledger.count_server(trainer, params, batches)
         batch, _ = next(iter(batches))
-        weights = {n: params[n].to(self.model.dtype) for n in self.model.trainable}
-        buffers = {n: params[n].to(self.model.dtype, copy=True) for n in self.model.buffers}
-        return gradient_of(trainer.loss or self.model.loss, weights, buffers, batch)[0]
+        params = tree.cast(params, self.model.dtype)
+        buffers = tree.clone({n: params[n] for n in self.model.buffers})
+        return gradient_of(trainer.loss or self.model.loss, self.model.trained(params), buffers, batch)[0]
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:

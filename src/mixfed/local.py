@@ -17,10 +17,12 @@ from mixfed.tree import Params
 
 @dataclass(frozen=True)
 class Trained:
-    """Where local training ended: parameters and buffers, the mean loss, and Σₖ gₖ (before the correction) if asked."""
+    """Where local training ended: parameters and buffers, the mean loss, how many steps it took, and, if asked for
+    and not recoverable from the parameters, Σₖ gₖ (before the correction)."""
 
     params: Params
     loss: Tensor
+    steps: Tensor
     gradient_sum: Params | None = None
 
 
@@ -62,6 +64,7 @@ class LocalTrainer:
         total_loss: Tensor | float = 0.0
         total_gradient: Params | None = None
         owned = False
+        want_gradient = want_gradient and not self.optimizer.is_plain_sgd
         for batch, active in batches:
             gradient, value, buffers = gradient_of(loss, weights, buffers, batch, batches.vectorised)
             if self.clip is not None:
@@ -81,7 +84,7 @@ class LocalTrainer:
                 weights, memory = _move(weights, direction, -rate, in_place=owned), remembered
                 owned = True
             total_loss = total_loss + value
-        return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), total_gradient)
+        return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), batches.steps, total_gradient)
 
 
 def gradient_of(
@@ -114,6 +117,11 @@ def clipped(gradient: Params, bound: float) -> Params:
     """g·min(1, bound/‖g‖)."""
     factor = (bound / (tree.norm(gradient) + 1e-12)).clamp(max=1.0)
     return tree.scale(gradient, factor)
+
+
+def weighted(loss: Loss, weight: float) -> Loss:
+    """weight·loss."""
+    return lambda params, batch: weight * loss(params, batch)
 
 
 def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:

@@ -6,15 +6,16 @@ A new algorithm is a function that returns an :class:`mixfed.core.Algorithm`, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
 from mixfed.core import Algorithm
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
-from mixfed.optim import Optimizer
+from mixfed.optim import Optimizer, sgd
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,20 @@ class Setup:
     server: Optimizer
     rounds: int
     centre: LocalTrainer | None = None
+    merge: Optimizer = field(default_factory=lambda: sgd(1.0))
+    weights: tuple[float, float] = (1.0, 1.0)
+    """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
+
+    def population(self) -> Population:
+        """The clients as a source of the mixed loss."""
+        return Population(self.client, self.weights[0], self.server)
+
+    def central_source(self, batch_size: int = 0) -> Centre:
+        """The centre as a source of the mixed loss, if wished with another batch size."""
+        trainer = self.at_centre()
+        if batch_size:
+            trainer = replace(trainer, batching=replace(trainer.batching, batch_size=batch_size))
+        return Centre(trainer, self.weights[1])
 
     def at_centre(self) -> LocalTrainer:
         """The central trainer, which some algorithms cannot do without."""
@@ -59,6 +74,24 @@ def _fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
     return fedprox(setup.client, mu=mu, server=setup.server)
 
 
+def _parallel(setup: Setup, *, alpha: float | None = None) -> Algorithm:
+    return parallel(setup.population(), setup.central_source(), merge=setup.merge, alpha=alpha)
+
+
+def _gradient_1way(setup: Setup, *, central_batch_size: int = 0) -> Algorithm:
+    return gradient_1way(setup.population(), setup.central_source(central_batch_size))
+
+
+def _gradient_2way(setup: Setup) -> Algorithm:
+    return gradient_2way(setup.population(), setup.central_source(), merge=setup.merge)
+
+
+def _example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
+    if ratio is None and count is None:
+        ratio = setup.weights[1] / sum(setup.weights)
+    return example_transfer(setup.client, ratio=ratio, count=count, server=setup.server)
+
+
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     def made(setup: Setup, **options: Any) -> Algorithm:
         return make(setup.client, **options)
@@ -78,4 +111,8 @@ ALGORITHMS: dict[str, Entry] = {
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
     "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
+    "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel),
+    "example_transfer": Entry("mixed: clients receive central examples and train on both", _example_transfer),
+    "gradient_1way": Entry("mixed: clients add a central gradient to each of their own", _gradient_1way),
+    "gradient_2way": Entry("mixed: clients and centre add each other's last gradient", _gradient_2way),
 }

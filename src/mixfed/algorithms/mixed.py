@@ -1,0 +1,290 @@
+"""Mixed federated learning: clients and centre minimise f = Σ w_j·f_j together (Augenstein et al., 2021 and 2022).
+
+A source of gradients is a population of clients or a centre; "federated and central" is the case with one of each.
+Parallel Training and 2-way Gradient Transfer are one algorithm that shares gradients or does not, as in Algorithm 1
+of the 2022 paper; 1-way Gradient Transfer is its Algorithm 2; Example Transfer is Algorithm 3 of the 2021 paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from mixfed import core, optim, tree
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.batches import Batches, Sample
+from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer, weighted
+from mixfed.model import Model
+from mixfed.optim import Optimizer
+from mixfed.tree import Params
+
+
+@dataclass(frozen=True)
+class Population:
+    """Clients: how they train, the weight of their loss in f, and the server optimizer for their mean update."""
+
+    trainer: LocalTrainer
+    weight: float = 1.0
+    server: Optimizer = field(default_factory=lambda: optim.sgd(1.0))
+    name: str = CLIENTS
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Data at the server: how it is trained on and the weight of its loss in f.
+
+    ``needs_data = False`` is a loss of the parameters alone (a regulariser): ``trainer.loss`` is given and sees empty
+    batches.
+    """
+
+    trainer: LocalTrainer
+    weight: float = 1.0
+    name: str = CENTRE
+    needs_data: bool = True
+
+
+Populations = LocalTrainer | Population | Sequence[Population]
+Centres = LocalTrainer | Centre | Sequence[Centre]
+
+
+def parallel(
+    populations: Populations,
+    centres: Centres = (),
+    *,
+    merge: Optimizer | None = None,
+    alpha: float | None = None,
+) -> Algorithm:
+    """Parallel Training: a round of FedAvg and K_c central steps from the same x, then x ← MergeOpt(x, −Δ).
+
+    Δ = Δ_c + Δ_f with the weights inside the losses (2022), or with ``alpha`` Δ = αΔ_c + (1 − α)Δ_f (2021).
+    """
+    clients, central = _populations(populations), _centres(centres)
+    shares: dict[str, float] = {}
+    if alpha is not None:
+        if not 0 <= alpha <= 1:
+            raise InputError(f"alpha weighs the centre's update against the clients' and lies in [0, 1], not {alpha}.")
+        if len(clients) != 1 or len(central) != 1:
+            raise InputError("alpha merges one population with one centre; with more sources use loss weights.")
+        shares = {clients[0].name: 1 - alpha, central[0].name: alpha}
+    return _merged("parallel", clients, central, merge, shares, share_gradients=False)
+
+
+def gradient_2way(populations: Populations, centres: Centres = (), *, merge: Optimizer | None = None) -> Algorithm:
+    """2-way Gradient Transfer: Parallel Training in which every source adds the others' last gradients to its own.
+
+    Source j steps with g_j + Σ_{l≠j} g̃_l, and afterwards g̃_j = −Δ_j/(η_j·K_j) − Σ_{l≠j} g̃_l: the mean gradient it saw,
+    recovered from the update alone. Only means over clients enter, each weighted as the update is (with equal weights
+    this is the paper's formula). Recovery is exact for plain SGD; a client with any other optimizer uploads the sum of
+    its raw gradients, which the ledger shows.
+
+    Once the transfers are warm every source's update contains all gradients, so with a merge rate of 1 a round goes
+    about twice as far as Parallel Training does with two sources, and diverges earlier; a merge rate of 0.5 makes the
+    steps alike. The default is the paper's 1.
+    """
+    clients, central = _populations(populations), _centres(centres)
+    if len(clients) + len(central) < 2:
+        raise InputError("2-way gradient transfer needs a second source: a centre or another population of clients.")
+    return _merged("gradient_2way", clients, central, merge, {}, share_gradients=True)
+
+
+def gradient_1way(populations: Populations, centres: Centres) -> Algorithm:
+    """1-way Gradient Transfer: g̃_c = ∇f_c(x⁽ᵗ⁾) on one central batch; every client step uses gᵢ + g̃_c.
+
+    The rest is FedAvg. Several populations each take an equal part of g̃_c, because their updates are added up.
+    """
+    clients, central = _populations(populations), _centres(centres)
+    if not central:
+        raise InputError("1-way gradient transfer sends a central gradient; give a centre, or use parallel training.")
+    base = _merged("gradient_1way", clients, (), None, {}, share_gradients=False)
+
+    def broadcast(state: State, server: Server) -> dict[str, Message]:
+        parts = [server.gradient(c.trainer, state["params"], source=_data_of(c)) for c in central]
+        correction = tree.cast(tree.combine(parts, [1.0 / len(clients)] * len(parts)), base.model.dtype)
+        messages = base.broadcast(state, server)
+        return {
+            name: replace(message, payload=message.payload | {"correction": correction})
+            for name, message in messages.items()
+        }
+
+    return replace(base, broadcast=broadcast)
+
+
+def example_transfer(
+    trainer: LocalTrainer,
+    *,
+    ratio: float | None = None,
+    count: int | None = None,
+    server: Optimizer | None = None,
+    source: str = CENTRE,
+) -> Algorithm:
+    """Example Transfer: every client of the round also receives a fresh sample of central examples.
+
+    The sample is shuffled into the client's own examples for this round, so that local steps see mixed batches; f_f and
+    f_c are weighted by the mixing ``ratio`` (the central share of the mixed examples), or by a fixed ``count``.
+    """
+    base = fedavg(trainer, server=server, name="example_transfer")
+    sample = Sample(source, ratio, count)
+
+    def broadcast(state: State, at: Server) -> dict[str, Message]:
+        return {name: replace(m, examples=sample) for name, m in base.broadcast(state, at).items()}
+
+    return replace(base, broadcast=broadcast)
+
+
+def _merged(
+    name: str,
+    populations: Sequence[Population],
+    centres: Sequence[Centre],
+    merge: Optimizer | None,
+    shares: Mapping[str, float],
+    *,
+    share_gradients: bool,
+) -> Algorithm:
+    """Algorithm 1 of the 2022 paper for any number of sources; ``shares`` scale a source's update in the sum."""
+    model = _common_model(populations, centres)
+    merge_optimizer = merge or optim.sgd(1.0)
+    by_name = {p.name: p for p in populations}
+    names = [p.name for p in populations] + [c.name for c in centres]
+
+    def init(params: Params) -> State:
+        trained = model.trained(params)
+        state: State = {
+            "params": params,
+            "server": {p.name: p.server.init(trained) for p in populations},
+            "merge": merge_optimizer.init(trained),
+        }
+        return state | ({"gradients": {n: tree.zeros(trained) for n in names}} if share_gradients else {})
+
+    def others(state: State, source: str) -> Params:
+        gradients = [g for n, g in state["gradients"].items() if n != source]
+        return tree.combine(gradients, [1.0] * len(gradients))
+
+    def broadcast(state: State, server: Server) -> dict[str, Message]:
+        params = core.sent_down(model, state["params"])
+        messages = {}
+        for population in populations:
+            payload = {"params": params}
+            if share_gradients:
+                payload["correction"] = tree.cast(others(state, population.name), model.dtype)
+            messages[population.name] = Message(payload, server.round)
+        return messages
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        trainer = by_name[batches.source].trainer
+        start = core.received(message["params"], private)
+        correction = message.get("correction")
+        end = trainer.train(start, batches, message.round, correction=correction, want_gradient=share_gradients)
+        values = {"delta": core.change(model, start, end.params)}
+        if share_gradients:
+            values["steps"] = {"count": batches.steps}
+        if end.gradient_sum is not None:
+            values["gradient"] = end.gradient_sum
+        return Upload(values, batches.examples), core.kept_private(model, end.params)
+
+    def step(state: State, replies: Sequence[Reply], server: Server) -> State:
+        params = state["params"]
+        updates: dict[str, Params] = {}
+        memories: dict[str, optim.Memory] = {}
+        gradients: dict[str, Params] = {}
+        for population in populations:
+            at, mine = population.name, [r for r in replies if r.source == population.name]
+            mean = {value: core.mean(mine, value) for value in mine[0].values}
+            moved, memories[at] = core.server_step(
+                model, population.server, params, mean["delta"], state["server"][at], server.round
+            )
+            updates[at] = tree.sub(moved, params)
+            if share_gradients:
+                gradients[at] = _gradient_seen(
+                    population.trainer,
+                    mean["delta"],
+                    mean["steps"]["count"],
+                    others(state, at),
+                    server.round,
+                    mean.get("gradient"),
+                )
+        for centre in centres:
+            at, trainer = centre.name, centre.trainer
+            correction = others(state, at) if share_gradients else None
+            end = server.train(
+                trainer, params, correction=correction, source=_data_of(centre), want_gradient=share_gradients
+            )
+            updates[at] = tree.sub(core.as_server_copy(end.params, params), params)
+            if correction is not None:
+                gradients[at] = _gradient_seen(
+                    trainer, updates[at], end.steps, correction, server.round, end.gradient_sum
+                )
+        merged = _sum_of(model, updates, shares)
+        params, memory = core.server_step(model, merge_optimizer, params, merged, state["merge"], server.round)
+        state = {"params": params, "server": memories, "merge": memory}
+        return state | ({"gradients": gradients} if share_gradients else {})
+
+    return Algorithm(
+        name,
+        model,
+        init,
+        broadcast,
+        step,
+        client,
+        batching={p.name: p.trainer.batching for p in populations},
+        private=lambda params: core.kept_private(model, params),
+    )
+
+
+def _gradient_seen(
+    trainer: LocalTrainer, delta: Params, steps: Tensor, correction: Params, round: int, gradient_sum: Params | None
+) -> Params:
+    """The mean raw gradient of a source: uploaded as a sum, or recovered from SGD's Δ = −η·Σₖ(gₖ + correction)."""
+    if gradient_sum is not None:
+        return tree.scale(gradient_sum, 1.0 / steps)
+    rate = trainer.optimizer.rate(round)
+    return {n: -delta[n] / (rate * steps) - c for n, c in correction.items()}
+
+
+def _sum_of(model: Model, updates: Mapping[str, Params], shares: Mapping[str, float]) -> Params:
+    """Σ_j share_j·Δ_j on trainable leaves; buffers, which are statistics and not sums, take the mean over sources."""
+    total = tree.combine(list(updates.values()), [shares.get(source, 1.0) for source in updates])
+    even = tree.combine(list(updates.values()), [1.0 / len(updates)] * len(updates))
+    return {n: even[n] if n in model.buffers else x for n, x in total.items()}
+
+
+def _data_of(centre: Centre) -> str | None:
+    return centre.name if centre.needs_data else None
+
+
+def _populations(given: Populations) -> list[Population]:
+    if isinstance(given, LocalTrainer):
+        given = Population(given)
+    listed = [given] if isinstance(given, Population) else list(given)
+    if not listed:
+        raise InputError("Mixed learning needs at least one population of clients; use center for the centre alone.")
+    return [replace(p, trainer=_weighted(p.trainer, p.weight)) for p in listed]
+
+
+def _centres(given: Centres) -> list[Centre]:
+    if isinstance(given, LocalTrainer):
+        given = Centre(given)
+    listed = [given] if isinstance(given, Centre) else list(given)
+    for centre in listed:
+        if not centre.needs_data and centre.trainer.loss is None:
+            raise InputError(f"The centre '{centre.name}' has no data, so its trainer must be given a loss.")
+    return [replace(c, trainer=_weighted(c.trainer, c.weight)) for c in listed]
+
+
+def _weighted(trainer: LocalTrainer, weight: float) -> LocalTrainer:
+    if not weight >= 0:
+        raise InputError(f"A loss cannot have the weight {weight}; give a number that is not negative.")
+    return trainer if weight == 1.0 else replace(trainer, loss=weighted(trainer.loss or trainer.model.loss, weight))
+
+
+def _common_model(populations: Sequence[Population], centres: Sequence[Centre]) -> Model:
+    names = [p.name for p in populations] + [c.name for c in centres]
+    if len(set(names)) < len(names):
+        raise InputError(f"Sources need names of their own; these are {', '.join(names)}.")
+    model, *others = [p.trainer.model for p in populations] + [c.trainer.model for c in centres]
+    if any(other is not model for other in others):
+        raise InputError("All sources train one model; build their trainers from the same Model.")
+    return model
