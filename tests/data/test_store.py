@@ -292,6 +292,7 @@ wrong = {
     "short offsets": (lambda: FederatedData({"y": y}, [0, 2]), "offsets end at 2 but there are 3"),
     "late offsets": (lambda: FederatedData({"y": y}, [1, 3]), "start with 0"),
     "names": (lambda: FederatedData({"y": y}, [0, 3], names=["a", "b"]), "one name for each of 1 clients"),
+    "float names": (lambda: FederatedData({"y": y}, [0, 3], names=[0.5]), "names of type float64"),
     "keys": (lambda: FederatedData.from_arrays({"y": y}, [0, 1]), "one key for each of 3 examples"),
     "float keys": (lambda: FederatedData.from_arrays({"y": y}, [0.0, 1.5, 2]), "whole numbers or text"),
     "no groups": (lambda: FederatedData.from_groups({"y": y}, []), "no groups"),

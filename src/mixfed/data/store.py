@@ -58,7 +58,7 @@ class FederatedData:
         object.__setattr__(self, "arrays", as_arrays(self.arrays))
         object.__setattr__(self, "offsets", whole_numbers(self.offsets, "offsets"))
         if self.names is not None:
-            object.__setattr__(self, "names", np.asanyarray(self.names))
+            object.__setattr__(self, "names", as_keys(self.names, "names"))
         validate(self.arrays, self.offsets, self.names)
 
     @classmethod
