@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from mixfed.batches import gather
@@ -99,6 +98,8 @@ def measure(
 
 
 def _auc(labels: NDArray[Any], scores: NDArray[Any]) -> float:
+    from sklearn.metrics import roc_auc_score  # here because it takes a second to import
+
     if not np.isfinite(scores).all():
         return float("nan")
     if len(np.unique(labels)) != 2:

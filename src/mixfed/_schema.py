@@ -1,0 +1,247 @@
+"""From tables (TOML) to typed dataclasses and back, with one sentence for everything that does not fit.
+
+A section is a dataclass. A section may also choose a function by name (an optimizer, a network, a partitioner): then
+it has a field ``options`` that says by which key, and the function's own signature says which further keys the
+section takes, of which type, with which default. So no function needs a second description of its parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mixfed.errors import InputError
+
+T = TypeVar("T")
+Table = dict[str, Any]
+_SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter of a function as a recipe can set it."""
+
+    hint: Any
+    default: Any = MISSING
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is MISSING
+
+
+def options_of(
+    by: str, choices: Callable[[], Mapping[str, Callable[..., Any]]], hidden: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Metadata of the field ``options`` of a section whose key ``by`` names one of ``choices()``.
+
+    Parameters in ``hidden`` are not for recipes to set.
+    """
+    return {"by": by, "choices": choices, "hidden": frozenset(hidden)}
+
+
+def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict[str, Option]:
+    """The parameters of a function that a TOML value can give, but for the hidden ones."""
+    function = inspect.unwrap(function)
+    target = function.__init__ if inspect.isclass(function) else function
+    hints = get_type_hints(target)
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in hidden and name in hints and _expressible(hints[name]):
+            default = MISSING if parameter.default is parameter.empty else parameter.default
+            found[name] = Option(hints[name], default)
+    return found
+
+
+def read(cls: type[T], table: Mapping[str, Any], known: Sequence[str] = (), path: str = "") -> T:
+    """The dataclass that a table describes, complete with defaults; ``known`` are all keys of the whole recipe."""
+    known = known or keys(cls, table)
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    plain, chooser = _fields(cls)
+    for item in plain:
+        if is_dataclass(hints[item.name]):
+            section = table.get(item.name, {})
+            if not isinstance(section, Mapping):
+                raise InputError(f"'{path}{item.name}' is a section of the recipe, not a single value.")
+            values[item.name] = read(hints[item.name], section, known, f"{path}{item.name}.")
+        elif item.name in table:
+            values[item.name] = check(table[item.name], hints[item.name], path + item.name)
+    rest = {key: value for key, value in table.items() if key not in {item.name for item in plain}}
+    if chooser is not None:
+        values["options"] = _read_options(cls, chooser, values, rest, known, path)
+    elif rest:
+        raise unknown(path + next(iter(rest)), known)
+    return cls(**values)
+
+
+def read_options(
+    function: Callable[..., Any], given: Mapping[str, Any], path: str, hidden: Iterable[str] = ()
+) -> Table:
+    """The options of a function, checked against its signature and completed with its defaults."""
+    allowed = parameters(function, hidden)
+    for key in given:
+        if key not in allowed:
+            raise unknown(path + key, [path + name for name in allowed])
+    return _complete(allowed, given, path)
+
+
+def keys(cls: Any, table: Mapping[str, Any], path: str = "") -> list[str]:
+    """Every dotted key that a recipe with these choices may have."""
+    found: list[str] = []
+    hints = get_type_hints(cls)
+    plain, chooser = _fields(cls)
+    for item in plain:
+        if is_dataclass(hints[item.name]):
+            section = table.get(item.name, {})
+            found += keys(hints[item.name], section if isinstance(section, Mapping) else {}, f"{path}{item.name}.")
+        else:
+            found.append(path + item.name)
+    if chooser is not None:
+        chosen = chooser.metadata["choices"]().get(table.get(chooser.metadata["by"], _default(cls, chooser)))
+        found += [path + name for name in parameters(chosen, chooser.metadata["hidden"])] if chosen else []
+    return found
+
+
+def write(section: Any) -> Table:
+    """The table that describes a dataclass; values that are None cannot be written in TOML and are left out."""
+    table: Table = {}
+    for item in fields(section):
+        value = getattr(section, item.name)
+        if item.name == "options" and item.metadata:
+            table |= _plain(value)
+        elif is_dataclass(value):
+            table[item.name] = write(value)
+        else:
+            table[item.name] = _plain(value)
+    return table
+
+
+def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any) -> None:
+    """After the choice at ``parts`` changed from ``old``, forgets the options that the new choice does not have."""
+    for name in parts[:-1]:
+        hint = get_type_hints(cls).get(name)
+        if not is_dataclass(hint):
+            return
+        cls, table = hint, table[name]
+    plain, chooser = _fields(cls)
+    if chooser is None or chooser.metadata["by"] != parts[-1] or table[parts[-1]] == old:
+        return
+    chosen = chooser.metadata["choices"]().get(table[parts[-1]])
+    kept = {item.name for item in plain} | set(parameters(chosen) if chosen else ())
+    for key in [key for key in table if key not in kept]:
+        del table[key]
+
+
+def check(value: Any, hint: Any, key: str) -> Any:
+    """The value as its type wants it (a whole number will do for a number), or one sentence."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return check(value, next(a for a in arguments if a is not type(None)), key)
+    if origin is Literal:
+        return one_of(value, arguments, key)
+    if hint in _SCALARS:
+        return _scalar(value, hint, key)
+    if origin is dict or hint is dict:
+        return _mapping(value, arguments, key)
+    if hint is Any:
+        return value
+    if not isinstance(value, list | tuple):
+        raise InputError(f"'{key}' takes a list, not {value!r}.")
+    if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
+        raise InputError(f"'{key}' takes {len(arguments)} values, not {len(value)}.")
+    return [_scalar(item, arguments[0], key) for item in value]
+
+
+def one_of(value: Any, choices: Iterable[Any], key: str) -> Any:
+    """The value if it is one of the choices; else the nearest one is named."""
+    allowed = list(choices)
+    if value not in allowed:
+        raise InputError(f"'{key}' cannot be {value!r}; {suggestion(str(value), [str(a) for a in allowed])}")
+    return value
+
+
+def unknown(key: str, known: Sequence[str]) -> InputError:
+    """The refusal of a key that nobody knows."""
+    if not known:
+        return InputError(f"There is no setting '{key}'; nothing can be set there.")
+    return InputError(f"There is no setting '{key}'; did you mean '{nearest(key, known)}'?")
+
+
+def suggestion(word: str, choices: Sequence[str]) -> str:
+    """'did you mean …' where there are many choices, all of them where there are few."""
+    if len(choices) <= 4:
+        return f"choose from {', '.join(choices)}."
+    return f"did you mean '{nearest(word, choices)}' (all: {', '.join(choices)})?"
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """The most similar of the choices."""
+    return difflib.get_close_matches(word, choices, n=1, cutoff=0.0)[0]
+
+
+def _fields(cls: Any) -> tuple[list[Field[Any]], Field[Any] | None]:
+    plain = [item for item in fields(cls) if not (item.name == "options" and item.metadata)]
+    chooser = next((item for item in fields(cls) if item.name == "options" and item.metadata), None)
+    return plain, chooser
+
+
+def _default(cls: Any, chooser: Field[Any]) -> Any:
+    return next(item.default for item in fields(cls) if item.name == chooser.metadata["by"])
+
+
+def _read_options(cls: Any, chooser: Field[Any], values: Table, rest: Table, known: Sequence[str], path: str) -> Table:
+    by, choices = chooser.metadata["by"], chooser.metadata["choices"]()
+    name = one_of(values.get(by, _default(cls, chooser)), choices, path + by)
+    allowed = parameters(choices[name], chooser.metadata["hidden"])
+    for key in rest:
+        if key not in allowed:
+            raise unknown(path + key, known)
+    return _complete(allowed, rest, path)
+
+
+def _complete(allowed: Mapping[str, Option], given: Mapping[str, Any], path: str) -> Table:
+    values = {}
+    for name, option in allowed.items():
+        if name in given:
+            values[name] = check(given[name], option.hint, path + name)
+        elif not option.required:
+            values[name] = option.default
+    return values
+
+
+def _scalar(value: Any, hint: Any, key: str) -> Any:
+    right = isinstance(value, int | float) if hint is float else isinstance(value, hint)
+    if not right or (isinstance(value, bool) and hint is not bool):
+        raise InputError(f"'{key}' takes {_SCALARS[hint]}, not {value!r}.")
+    return hint(value)
+
+
+def _mapping(value: Any, arguments: Sequence[Any], key: str) -> Table:
+    if not isinstance(value, Mapping):
+        raise InputError(f"'{key}' takes a table of settings, not {value!r}.")
+    inner = arguments[1] if arguments else Any
+    return {name: check(item, inner, f"{key}.{name}") for name, item in value.items()}
+
+
+def _expressible(hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return (
+            len(arguments) == 2
+            and type(None) in arguments
+            and all(a is type(None) or _expressible(a) for a in arguments)
+        )
+    if origin is Literal:
+        return True
+    return hint in _SCALARS or (inspect.isclass(origin) and issubclass(origin, Sequence) and arguments[0] in _SCALARS)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,110 @@
+"""The command line. Only what ``--help`` needs is imported here; the rest waits until a command wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    help="Learn one model from data you hold and data you cannot see: mixed federated learning.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see 'mixfed list') or a .toml.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; may be repeated.")
+]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random draw.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="Folder with the data files (or set MIXFED_DATA).", metavar="DIR")
+]
+Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps …")]
+Executor = Annotated[
+    Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
+]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to; a name under runs/ by default.", metavar="DIR")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Json = Annotated[bool, typer.Option("--json", help="End with the result as one line of JSON.")]
+
+
+@app.command("list")
+def list_command() -> None:
+    """Algorithms, recipes and data sources, each with one line."""
+    from mixfed.cli import listing
+
+    listing.show()
+
+
+@app.command("run")
+def run_command(
+    recipe: RecipeName,
+    algorithm: Annotated[str | None, typer.Option(help="An algorithm (see 'mixfed list').")] = None,
+    settings: Settings = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    data: DataFolder = None,
+    device: Device = None,
+    executor: Executor = None,
+    out: Out = None,
+    resume: Resume = False,
+    track: Annotated[
+        Literal["tensorboard", "mlflow"] | None, typer.Option(help="Also report to a tracker, inside the run folder.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train one recipe with one algorithm, and write a run folder."""
+    from mixfed.cli import common, run
+
+    with common.reported():
+        given = common.Given(
+            recipe, settings or [], algorithm=algorithm, rounds=rounds, seed=seed, data=data, device=device,
+            executor=executor,
+        )  # fmt: skip
+        run.execute(given, out, resume=resume, track=track, as_json=json)
+
+
+@app.command("compare")
+def compare_command(
+    recipe: RecipeName,
+    algorithms: Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")],
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
+    settings: Settings = None,
+    rounds: Rounds = None,
+    data: DataFolder = None,
+    device: Device = None,
+    executor: Executor = None,
+    out: Out = None,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """Train one recipe with several algorithms and seeds; a table with mean ± spread, a plot, comparison.json."""
+    from mixfed.cli import common, compare
+
+    with common.reported():
+        given = common.Given(recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
+        compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json)
+
+
+@app.command("data")
+def data_command(
+    recipe: RecipeName,
+    plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.", metavar="FILE")] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    data: DataFolder = None,
+) -> None:
+    """Who holds what in a recipe: clients, centre and test, in a table and a picture."""
+    from mixfed.cli import common, holdings
+
+    with common.reported():
+        holdings.show(common.Given(recipe, settings or [], seed=seed, data=data), plot)
+
+
+def main() -> None:
+    """The entry point of the command ``mixfed``."""
+    app()

@@ -1,0 +1,112 @@
+"""``mixfed compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from mixfed.checkpoint import write_atomically
+from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout
+from mixfed.cli.run import report_dropped, say_how_to_go_on
+from mixfed.errors import InputError, RunStopped
+from mixfed.experiment import build, build_scenario
+from mixfed.folder import RunFolder, result_json, run_in_folder
+from mixfed.recipe import Recipe
+from mixfed.report.comparison import compare_results
+from mixfed.report.plot import plot_comparison
+from mixfed.report.tables import comparison_tables
+
+
+def execute(given: Given, algorithms: str, seeds: str, out: Path | None, *, resume: bool, as_json: bool) -> None:
+    """Runs every algorithm with every seed, each in a folder of its own, and sums up."""
+    names, numbers = _words(algorithms, "--algorithms"), [_seed(s) for s in _words(seeds, "--seeds")]
+    base = given.base()
+    recipes = {(n, s): given.on(base, algorithm=n, seed=s) for s in numbers for n in names}
+    first = next(iter(recipes.values()))
+    out = out or Path("runs") / f"{first.name}-compare"
+    folders = {(n, s): RunFolder(out / f"{n}-seed{s}") for n, s in recipes}
+    _open(recipes, folders, out, resume)
+    results = _train_all(recipes, folders)
+
+    comparison = compare_results({n: [results[n, s] for s in numbers] for n in names})
+    write_atomically(out / "comparison.json", (json.dumps(comparison, indent=2) + "\n").encode())
+    curves = {n: [folders[n, s].history() for s in numbers] for n in names}
+    plot_comparison(out / "comparison.png", first.title or first.name, curves)
+    stdout.print(*comparison_tables(first, comparison))
+    stdout.print(f"Comparison: {out / 'comparison.json'}\nPlot: {out / 'comparison.png'}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(comparison))
+
+
+def _open(
+    recipes: dict[tuple[str, int], Recipe], folders: dict[tuple[str, int], RunFolder], out: Path, resume: bool
+) -> None:
+    """Refuses to write over other runs; with ``resume`` takes up those of the same recipe."""
+    if resume and not any(folder.config.exists() for folder in folders.values()):
+        raise InputError(f"{out} holds none of these runs; leave out --resume to start them there.")
+    if not resume and (out / "comparison.json").exists():
+        raise InputError(f"{out} already holds a comparison; go on with --resume, or choose another folder with --out.")
+    for key, folder in folders.items():
+        if resume and folder.config.exists():
+            folder.adopt(recipes[key])
+        else:
+            folder.require_unused()
+
+
+def _train_all(
+    recipes: dict[tuple[str, int], Recipe], folders: dict[tuple[str, int], RunFolder]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The results of all runs, seed by seed so that a seed's data are dealt once."""
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    dealt: tuple[int | None, Any] = (None, None)
+    with Interrupts() as interrupts, progress() as bar:
+        for (name, seed), recipe in recipes.items():
+            folder = folders[name, seed]
+            found = folder.finished()
+            if found is None:
+                if dealt[0] != seed:
+                    dealt = (seed, build_scenario(recipe))
+                found = _train(recipe, dealt[1], folder, interrupts, bar)
+            results[name, seed] = found
+            if interrupts.asked() and len(results) < len(recipes):
+                bar.stop()
+                say_how_to_go_on(f"{len(results)} of {len(recipes)} runs")
+                raise interrupts.exit()
+    return results
+
+
+def _train(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Interrupts, bar: Progress) -> dict[str, Any]:
+    task = bar.add_task(f"{recipe.algorithm} · seed {recipe.seed}", total=recipe.rounds, told="")
+    try:
+        result = run_in_folder(
+            build(recipe, scenario),
+            folder,
+            resume=folder.config.exists(),
+            callbacks=[shown_on(bar, task)],
+            should_stop=interrupts.asked,
+        )
+    except RunStopped as error:
+        raise RunStopped(f"{recipe.algorithm}, seed {recipe.seed}: {error}") from error
+    if not result.finished:
+        bar.stop()
+        say_how_to_go_on(f"round {result.rounds} of {recipe.rounds} of {recipe.algorithm}, seed {recipe.seed}")
+        raise interrupts.exit()
+    report_dropped(result)
+    return result_json(result)
+
+
+def _words(text: str, option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or len(set(words)) < len(words):
+        raise InputError(f"{option} takes one or more different names with commas between, not '{text}'.")
+    return words
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"A seed is a whole number, not '{text}'.") from None

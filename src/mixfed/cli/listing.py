@@ -1,0 +1,31 @@
+"""``mixfed list``."""
+
+from __future__ import annotations
+
+import tomllib
+
+from rich.console import Console
+from rich.table import Table
+
+from mixfed.algorithms import ALGORITHMS
+from mixfed.data.sources import SOURCES
+from mixfed.recipes import packaged
+
+stdout = Console(highlight=False)
+
+
+def show() -> None:
+    """Three tables: algorithms, recipes, data sources."""
+    _table("Algorithms", {name: entry.line for name, entry in ALGORITHMS.items()})
+    _table("Recipes", {name: tomllib.loads(text).get("title", "") for name, text in packaged().items()})
+    _table("Data sources", {name: source.description for name, source in SOURCES.items()})
+
+
+def _table(title: str, lines: dict[str, str]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True, style="cyan", min_width=18)
+    table.add_column()
+    for name, line in lines.items():
+        table.add_row(name, line)
+    stdout.print(table)
+    stdout.print()

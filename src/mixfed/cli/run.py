@@ -1,0 +1,93 @@
+"""``mixfed run``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
+from mixfed.errors import RunStopped
+from mixfed.experiment import build
+from mixfed.folder import RunFolder, result_json, run_in_folder
+from mixfed.recipe import Recipe
+from mixfed.report.tables import run_table
+from mixfed.run import Result
+
+
+def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
+    """Runs a recipe, or goes on with a run."""
+    folder, recipe = open_folder(given, out, resume)
+    found = folder.finished() if resume else None
+    if found is None:
+        found = _train(recipe, folder, resume, track)
+    stdout.print(run_table(recipe, found))
+    stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(found))
+
+
+def open_folder(given: Given, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
+    """The run's folder and recipe; a resumed run takes its recipe from the folder and refuses another one."""
+    base = given.base()
+    if not resume or out is None:
+        recipe = given.on(base)
+        out = out or Path("runs") / f"{recipe.name}-{recipe.algorithm}-seed{recipe.seed}"
+    folder = RunFolder(out)
+    if not resume:
+        folder.require_unused()
+        return folder, recipe
+    recipe = given.on(folder.stored_table() | {"name": base["name"]})
+    folder.adopt(recipe)
+    return folder, recipe
+
+
+def _train(recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
+    experiment = build(recipe)
+    trackers = _trackers(track, recipe, folder, resume)
+    with Interrupts() as interrupts, progress() as bar:
+        task = bar.add_task(f"{recipe.name} · {recipe.algorithm}", total=recipe.rounds, told="")
+        try:
+            result = run_in_folder(
+                experiment,
+                folder,
+                resume=resume,
+                callbacks=[shown_on(bar, task), *trackers],
+                should_stop=interrupts.asked,
+                say=lambda text: bar.console.print(text, style="dim"),
+            )
+        except RunStopped as error:
+            raise RunStopped(f"{error} The last good checkpoint is in {folder.checkpoints}.") from error
+        finally:
+            for tracker in trackers:
+                tracker.close()
+    report_dropped(result)
+    if not result.finished:
+        say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
+        raise interrupts.exit()
+    return result_json(result)
+
+
+def report_dropped(result: Result) -> None:
+    """Says how many client updates were not finite, if any."""
+    if result.dropped:
+        stderr.print(
+            f"{result.dropped} client updates had a number that is not finite and were dropped.", style="yellow"
+        )
+
+
+def say_how_to_go_on(done: str) -> None:
+    """The command that takes up an interrupted run."""
+    words = ["mixfed", *sys.argv[1:]]
+    command = shlex.join(words if "--resume" in words else [*words, "--resume"])
+    stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)
+
+
+def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Any]:
+    if track is None:
+        return []
+    from mixfed import trackers
+
+    return [trackers.TRACKERS[track](folder.path, recipe, resume)]

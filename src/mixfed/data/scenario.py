@@ -1,0 +1,120 @@
+"""Who holds what in an experiment: a source's examples dealt to clients, the centre and the test."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.data import partition
+from mixfed.data._arrays import Arrays, Rows, take
+from mixfed.data.sources import Source
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
+from mixfed.rng import generator
+
+GIVEN_BY_DATA = ("n", "labels", "keys", "seed", "sizes")
+"""Parameters of partitioners that come from the data or the run, not from a recipe."""
+
+
+def natural(keys: NDArray[Any], seed: int, group: int = 1) -> list[Rows]:
+    """One client per person (user, writer, …), or per ``group`` of them put together at random."""
+    if group < 1:
+        raise InputError(f"A client is a group of at least 1 person, not of {group}.")
+    people, owners = np.unique(keys, return_inverse=True)
+    if group == 1:
+        return partition.by_key(owners)
+    place = np.empty(len(people), np.int64)
+    place[generator(seed, "partition/natural").permutation(len(people))] = np.arange(len(people))
+    clients = max(len(people) // group, 1)
+    return partition.by_key(np.minimum(place // group, clients - 1)[owners])
+
+
+PARTITIONS: dict[str, Callable[..., list[Rows]]] = {
+    "iid": partition.iid,
+    "dirichlet": partition.dirichlet,
+    "shards": partition.shards,
+    "quantity_skew": partition.quantity_skew,
+    "natural": natural,
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The data of one run; ``client_labels`` are those that clients hold, where labels are split."""
+
+    clients: FederatedData
+    central: CentralData | None
+    test: CentralData
+    validation: CentralData | None
+    source: Source
+    client_labels: tuple[int, ...] = ()
+
+    def part(self, data: CentralData, name: str) -> CentralData:
+        """Of evaluation data: all, the labels that are on clients, or those that are at the centre."""
+        if name == "all":
+            return data
+        if not self.client_labels:
+            raise InputError(f"Labels are not split between clients and centre, so there is no test part '{name}'.")
+        on_clients = np.isin(data.arrays["y"], self.client_labels)
+        return data.select(on_clients if name == "clients" else ~on_clients)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Arrays with the people they come from, where that is known."""
+
+    arrays: Arrays
+    people: NDArray[Any] | None
+
+    def rows(self, rows: Rows) -> Examples:
+        return Examples(take(self.arrays, rows), None if self.people is None else self.people[rows])
+
+    def __len__(self) -> int:
+        return len(self.arrays["y"])
+
+
+def apart(examples: Examples, share: float, purpose: str, whole_people: bool) -> tuple[Examples, Examples]:
+    """(rest, set apart): a share of the examples, or of the people with all that is theirs.
+
+    The draw is the same for every seed of a run, so that all runs are measured on the same examples.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"The share of examples to set apart for {purpose} must be between 0 and 1, not {share}.")
+    unit = examples.people if whole_people else np.arange(len(examples))
+    if unit is None:
+        raise InputError("This source does not say which person an example is of, so no people can be held out.")
+    units, owners = np.unique(unit, return_inverse=True)
+    chosen = np.zeros(len(units), np.bool_)
+    chosen[generator(0, f"scenario/{purpose}").permutation(len(units))[: round(share * len(units))]] = True
+    apart = chosen[owners]
+    if apart.all() or not apart.any():
+        raise InputError(f"A share of {share} of {len(units)} for {purpose} leaves one side without examples.")
+    return examples.rows(np.flatnonzero(~apart)), examples.rows(np.flatnonzero(apart))
+
+
+def deal(examples: Examples, kind: str, options: dict[str, Any], seed: int, prepare: Any) -> FederatedData:
+    """The examples on clients, by one of :data:`PARTITIONS`."""
+    given: dict[str, Any] = dict(options)
+    wanted = _parameters_of(kind)
+    if "n" in wanted:
+        given["n"] = len(examples)
+    if "labels" in wanted:
+        given["labels"] = examples.arrays["y"]
+    if "keys" in wanted:
+        if examples.people is None:
+            raise InputError("This source has no natural clients; choose another data.partition.kind.")
+        given["keys"] = examples.people
+    missing = [name for name, needed in wanted.items() if needed and name not in given and name != "seed"]
+    if missing:
+        raise InputError(f"The partition '{kind}' needs data.partition.{missing[0]}.")
+    return FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
+
+
+def _parameters_of(kind: str) -> dict[str, bool]:
+    found = inspect.signature(PARTITIONS[kind]).parameters.values()
+    return {p.name: p.default is p.empty for p in found}

@@ -1,0 +1,38 @@
+"""Whether a model and its examples go together, found out on one example before a long run does."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mixfed.batches import gather
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
+from mixfed.losses import cross_entropy
+from mixfed.model import Model
+
+
+def check_fit(model: Model, data: FederatedData | CentralData, whose: str) -> None:
+    """Refuses examples whose shape the network does not take, and labels that it has no output for."""
+    batch = gather(data, np.zeros(1, np.int64), model.device)
+    shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in batch.items())
+    weights = {name: x.to(model.dtype) for name, x in model.initial().items()}
+    try:
+        with torch.no_grad():
+            outputs = model.outputs(weights, batch, training=False)
+    except (RuntimeError, IndexError, KeyError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"The model does not take {whose} (of shapes {shapes}): {told}.") from error
+    if model.criterion is cross_entropy:
+        _check_labels(outputs.shape[-1], data, whose)
+
+
+def _check_labels(classes: int, data: FederatedData | CentralData, whose: str) -> None:
+    if "y" not in data.arrays:
+        raise InputError(f"Cross-entropy needs labels 'y', and {whose} have {', '.join(data.arrays)}.")
+    labels = data.arrays["y"]
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"The labels of {whose} go from {low} to {high}, and the model has outputs for 0 to {classes - 1} only."
+        )

@@ -1,0 +1,259 @@
+"""A recipe: one experiment as one TOML file. This module is its schema, with every default.
+
+Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``threads``,
+``chunk``), because TOML has no null.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from mixfed import _schema
+from mixfed._schema import Table, options_of
+from mixfed.algorithms import ALGORITHMS
+from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
+from mixfed.errors import InputError
+from mixfed.losses import CRITERIA
+from mixfed.measure.metrics import METRICS
+from mixfed.models import MODELS
+from mixfed.optim import OPTIMIZERS, Optimizer
+from mixfed.recipes import packaged
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How examples are dealt to clients; the partitioner ``kind`` brings its own settings."""
+
+    kind: str = "iid"
+    options: Table = field(default_factory=dict, metadata=options_of("kind", lambda: PARTITIONS, hidden=GIVEN_BY_DATA))
+
+
+@dataclass(frozen=True)
+class Central:
+    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, or a random share.
+
+    With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
+    """
+
+    kind: Literal["none", "labels", "fraction"] = "none"
+    client_labels: list[int] = field(default_factory=list)
+    inside: float = 1.0
+    outside: float = 0.0
+    fraction: float = 0.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the examples come from, and who holds them.
+
+    ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
+    ``validation`` is the share of the training part that is kept apart to tune on.
+    """
+
+    source: str = "digits"
+    folder: str = ""
+    held_out: float = 0.0
+    validation: float = 0.0
+    partition: Partition = field(default_factory=Partition)
+    central: Central = field(default_factory=Central)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out."""
+
+    name: str = "mlp"
+    criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error"] = "cross_entropy"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    buffers: Literal["average", "private", "server"] = "average"
+    options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer with its own settings."""
+
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    options: Table = field(
+        default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local training, on clients or at the centre: an optimizer with its own settings, batches, steps or epochs."""
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    batch_size: int = 10
+    steps: int = 0
+    epochs: int = 0
+    shuffle: bool = True
+    clip: float = 0.0
+    options: Table = field(
+        default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
+    )
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When, by what and on what the model is evaluated.
+
+    ``sets`` are parts of the test (or validation) examples: all, those whose labels are on clients, those whose
+    labels are at the centre.
+    """
+
+    every: int = 10
+    metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
+    on: Literal["test", "validation"] = "test"
+    sets: list[str] = field(default_factory=lambda: ["all"])
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """A checkpoint every so many rounds (and at the end, and when the run is interrupted)."""
+
+    every: int = 10
+
+
+@dataclass(frozen=True)
+class SimulatorSection:
+    """How clients are simulated; ``memory`` in bytes."""
+
+    executor: Literal["auto", "loop", "vmap"] = "auto"
+    threads: int = 0
+    chunk: int = 0
+    memory: int = 2 << 30
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric."""
+
+    name: str = ""
+    title: str = ""
+    paper: str = ""
+    algorithm: str = "fedavg"
+    rounds: int = 100
+    cohort: int = 10
+    seed: int = 0
+    device: str = "cpu"
+    data: Data = field(default_factory=Data)
+    model: ModelSection = field(default_factory=ModelSection)
+    client: Training = field(default_factory=Training)
+    server: Rule = field(default_factory=Rule)
+    central: Training = field(default_factory=Training)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    simulator: SimulatorSection = field(default_factory=SimulatorSection)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    published: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        """The whole recipe as a table; :func:`resolve` makes the same recipe of it."""
+        return _schema.write(self)
+
+    def toml(self) -> str:
+        """The whole recipe as TOML."""
+        return tomli_w.dumps(self.table())
+
+    def algorithm_options(self) -> Table:
+        """The settings of the chosen algorithm."""
+        return self.algorithms.get(self.algorithm, {})
+
+
+def optimizer_of(section: Rule | Training) -> Optimizer:
+    """The optimizer that a section describes."""
+    return OPTIMIZERS[section.optimizer](section.learning_rate, **section.options)
+
+
+def resolve(table: Table) -> Recipe:
+    """The complete recipe of a table: every key checked, every default filled in."""
+    recipe = _schema.read(Recipe, table)
+    algorithm_named(recipe.algorithm)
+    given = {recipe.algorithm: {}} | recipe.algorithms
+    complete = {
+        name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
+        for name, options in given.items()
+    }
+    _schema.one_of(recipe.model.criterion, CRITERIA, "model.criterion")
+    for metric in recipe.evaluate.metrics:
+        _schema.one_of(metric, METRICS, "evaluate.metrics")
+    for part in recipe.evaluate.sets:
+        _schema.one_of(part, ("all", "clients", "centre"), "evaluate.sets")
+    return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+
+
+def algorithm_named(name: str) -> Any:
+    """The way the algorithm is made, or a sentence with the nearest name."""
+    if name not in ALGORITHMS:
+        raise InputError(f"There is no algorithm '{name}'; {_schema.suggestion(name, list(ALGORITHMS))}")
+    return ALGORITHMS[name].make
+
+
+def load(recipe: str) -> Table:
+    """The table of a packaged recipe by its name, or of a TOML file by its path."""
+    known = packaged()
+    if recipe in known:
+        return _parse(known[recipe], recipe)
+    path = Path(recipe)
+    if path.suffix != ".toml" and not path.is_file():
+        near = _schema.nearest(recipe, list(known))
+        raise InputError(
+            f"There is no recipe '{recipe}'; did you mean '{near}' (all: {', '.join(known)}), or the path of a .toml?"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The recipe {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return _parse(text, path.stem)
+
+
+def override(table: Table, settings: Iterable[str]) -> Table:
+    """The table with ``a.b=value`` settings applied; a value is read as TOML, or else taken as text.
+
+    Where a setting makes another choice (another optimizer, network or partitioner), the options of the former
+    choice that the new one does not have go with it.
+    """
+    table = copy.deepcopy(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{setting}'.")
+        set_key(table, parts, _value(text.strip()))
+    return table
+
+
+def set_key(table: Table, parts: list[str], value: Any) -> None:
+    """Sets one dotted key."""
+    node = table
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise InputError(f"'{part}' in '{'.'.join(parts)}' is a single value, not a section of the recipe.")
+    old = node.get(parts[-1])
+    node[parts[-1]] = value
+    _schema.drop_stale(Recipe, table, parts, old)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _parse(text: str, name: str) -> Table:
+    try:
+        return {"name": name} | tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The recipe '{name}' is not valid TOML: {error}.") from error
