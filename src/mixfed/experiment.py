@@ -81,6 +81,8 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
         server=optimizer_of(recipe.server),
         rounds=recipe.rounds,
         centre=None if scenario.central is None else _trainer(recipe.central, model, "central"),
+        merge=optimizer_of(recipe.merge),
+        weights=(recipe.mixing.w_f, recipe.mixing.w_c),
     )
     algorithm = entry.make(setup, **recipe.algorithm_options())
     clients = scenario.clients
@@ -159,6 +161,8 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         device=usable_device(recipe.device),
     )
     check_fit(model, scenario.test, "the test examples")
+    if scenario.central is not None:
+        check_fit(model, scenario.central, "the central examples")
     return model
 
 

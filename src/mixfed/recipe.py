@@ -104,6 +104,14 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Mixing:
+    """The mixed loss w_f·f_f + w_c·f_c: the weights of the clients' and of the centre's loss."""
+
+    w_f: float = 1.0
+    w_c: float = 1.0
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """When, by what and on what the model is evaluated.
 
@@ -151,6 +159,8 @@ class Recipe:
     client: Training = field(default_factory=Training)
     server: Rule = field(default_factory=Rule)
     central: Training = field(default_factory=Training)
+    merge: Rule = field(default_factory=Rule)
+    mixing: Mixing = field(default_factory=Mixing)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)
@@ -179,7 +189,7 @@ def resolve(table: Table) -> Recipe:
     """The complete recipe of a table: every key checked, every default filled in."""
     recipe = _schema.read(Recipe, table)
     algorithm_named(recipe.algorithm)
-    given = {recipe.algorithm: {}} | recipe.algorithms
+    given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
     complete = {
         name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
         for name, options in given.items()

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mixfed import tree
 from mixfed.backends.simulator import Simulator
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Reply, Server, State
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, RunStopped
+from mixfed.fit import check_fit
 from mixfed.measure.ledger import Ledger
 from mixfed.private import PrivateStore
 from mixfed.schedule import Schedule, sample_cohort
@@ -39,6 +41,11 @@ class Backend(Protocol):
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None: ...
 
     def collect(self, version: int) -> list[Reply]: ...
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must find again to be the same run, as a tree."""
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -112,13 +119,17 @@ def run(
     state = algorithm.init(algorithm.model.initial())
     history: list[dict[str, Any]] = []
     first, dropped, seconds = 0, 0, 0.0
-    if checkpoints and resume and (saved := checkpoints.load()):
+    saved = checkpoints.load() if checkpoints and resume else None
+    if saved:
+        saved = tree.map_leaves(lambda x: x.to(algorithm.model.device), saved)
         state, history, first = saved["state"], saved["history"], saved["round"]
         dropped, seconds = saved["dropped"], saved["seconds"]
         privates.restore(saved.get("private", {}))
         ledger.restore(saved["ledger"])
     backend = backend or Simulator()
     backend.start(algorithm, populations, sources, privates, seed, ledger)
+    if saved:
+        backend.restore(saved["backend"])
 
     began = time.monotonic() - seconds
     finished = True
@@ -151,6 +162,7 @@ def run(
                     "seconds": time.monotonic() - began,
                     "private": privates.tree(),
                     "ledger": ledger.totals(),
+                    "backend": backend.state(),
                 }
             )
         for callback in callbacks:
@@ -194,3 +206,4 @@ def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], sched
             raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
         populations[source].require_no_empty_clients()
         schedule.check(source, populations[source])
+        check_fit(algorithm.model, populations[source], f"the examples of '{source}'")

@@ -6,8 +6,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +76,14 @@ class Simulator:
         self._chosen.clear()
         self._waiting.clear()
         self.dropped.clear()
+
+    def state(self) -> dict[str, Any]:
+        """The executions chosen so far: another one rounds differently, so a resumed run keeps them."""
+        return {source: asdict(how) for source, how in self._chosen.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes up the executions of the run that is resumed."""
+        self._chosen = {source: Execution(**how) for source, how in state.items()}
 
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
         """Sends a message to clients; their replies can be collected afterwards."""
