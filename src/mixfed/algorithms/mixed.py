@@ -238,10 +238,11 @@ def _gradient_seen(
     trainer: LocalTrainer, delta: Params, steps: Tensor, correction: Params, round: int, gradient_sum: Params | None
 ) -> Params:
     """The mean raw gradient of a source: uploaded as a sum, or recovered from SGD's Δ = −η·Σₖ(gₖ + correction)."""
+    count = float(steps)
     if gradient_sum is not None:
-        return tree.scale(gradient_sum, 1.0 / steps)
-    rate = trainer.optimizer.rate(round)
-    return {n: -delta[n] / (rate * steps) - c for n, c in correction.items()}
+        return tree.scale(gradient_sum, 1.0 / count)
+    travelled = trainer.optimizer.rate(round) * count
+    return {n: -delta[n] / travelled - c for n, c in correction.items()}
 
 
 def _sum_of(model: Model, updates: Mapping[str, Params], shares: Mapping[str, float]) -> Params:

@@ -190,7 +190,7 @@ def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
 
 def _finite(values: dict[str, Params], batched: bool = False) -> Tensor:
     """Whether an upload has only finite numbers: a sum is finite exactly where all its terms are."""
-    sums = [x.flatten(1).sum(1) if batched else x.sum() for x in tree.leaves(values)]
+    sums = [x.reshape(len(x), -1).sum(1) if batched else x.sum() for x in tree.leaves(values)]
     return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones((1,) if batched else (), dtype=torch.bool)
 
 

@@ -42,7 +42,8 @@ def compress(
         return {"inner": algorithm.init(params)} | ({"lost": lost} if error_feedback and down else {})
 
     def broadcast(state: State, server: Server) -> dict[str, Message]:
-        messages, lost = {}, {}
+        messages: dict[str, Message] = {}
+        lost: dict[str, dict[str, Params]] = {}
         for source, sent in algorithm.broadcast(state["inner"], server).items():
             payload, lost[source] = dict(sent.payload), {}
             for name, codec in down.items():
@@ -59,7 +60,8 @@ def compress(
         payload = {n: down[n].decode(x, like(n)) if n in down else x for n, x in received.payload.items()}
         inner = {n: p for n, p in private.items() if not n.startswith("lost:")}
         sent, inner = algorithm.client(replace(received, payload=payload), inner, batches)
-        values, lost = dict(sent.values), {}
+        values = dict(sent.values)
+        lost: Private = {}
         for number, (name, codec) in enumerate(up.items()):
             if name not in values:
                 raise InputError(f"{algorithm.name} uploads no '{name}' that could be compressed.")
