@@ -1,1 +1,84 @@
-"""mixfed: learn one model from data you hold and data you cannot see."""
+"""mixfed: learn one model from data you hold and data you cannot see.
+
+The public names, each imported when it is first used, so that the command line starts at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mixfed.algorithms import ALGORITHMS, Setup
+    from mixfed.algorithms.baselines import center, local_only, transfer
+    from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+    from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
+    from mixfed.backends.simulator import Simulator
+    from mixfed.batches import Batching
+    from mixfed.checkpoint import Checkpoints, save_params
+    from mixfed.core import Algorithm, Message, Reply, Server, Upload
+    from mixfed.data import CentralData, FederatedData, load_source, spread
+    from mixfed.errors import InputError, RunStopped
+    from mixfed.local import LocalTrainer
+    from mixfed.losses import binary_cross_entropy, cross_entropy, squared_error
+    from mixfed.measure.metrics import evaluator
+    from mixfed.model import Model
+    from mixfed.optim import Optimizer, adagrad, adam, sgd, yogi
+    from mixfed.run import Record, Result, run
+
+_HOMES = {
+    "algorithms": ["ALGORITHMS", "Setup"],
+    "algorithms.baselines": ["center", "local_only", "transfer"],
+    "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
+    "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
+    "backends.simulator": ["Simulator"],
+    "batches": ["Batching"],
+    "checkpoint": ["Checkpoints", "save_params"],
+    "core": ["Algorithm", "Message", "Reply", "Server", "Upload"],
+    "data": ["CentralData", "FederatedData", "load_source", "spread"],
+    "errors": ["InputError", "RunStopped"],
+    "local": ["LocalTrainer"],
+    "losses": ["binary_cross_entropy", "cross_entropy", "squared_error"],
+    "measure.metrics": ["evaluator"],
+    "model": ["Model"],
+    "optim": ["Optimizer", "adagrad", "adam", "sgd", "yogi"],
+    "run": ["Record", "Result", "run"],
+}
+_HOME = {name: f"mixfed.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
+    "ALGORITHMS", "Setup",
+    "center", "local_only", "transfer",
+    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
+    "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel",
+    "Simulator", "Batching", "Checkpoints", "save_params",
+    "Algorithm", "Message", "Reply", "Server", "Upload",
+    "CentralData", "FederatedData", "load_source", "spread",
+    "InputError", "RunStopped", "LocalTrainer",
+    "binary_cross_entropy", "cross_entropy", "squared_error",
+    "evaluator", "Model", "Optimizer", "adagrad", "adam", "sgd", "yogi",
+    "Record", "Result", "run",
+]  # fmt: skip
+
+
+class _Package(ModuleType):
+    """Functions that share the name of their module (``run``) win: Python would otherwise put the module here."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'mixfed' has no attribute '{name}'")
+        value = getattr(import_module(_HOME[name]), name)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *__all__]
+
+
+sys.modules[__name__].__class__ = _Package

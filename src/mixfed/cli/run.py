@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
 from mixfed.errors import RunStopped
@@ -15,6 +15,9 @@ from mixfed.folder import RunFolder, result_json, run_in_folder
 from mixfed.recipe import Recipe
 from mixfed.report.tables import run_table
 from mixfed.run import Result
+
+if TYPE_CHECKING:
+    from mixfed.trackers import Tracker
 
 
 def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
@@ -85,9 +88,9 @@ def say_how_to_go_on(done: str) -> None:
     stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)
 
 
-def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Any]:
+def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:
     if track is None:
         return []
-    from mixfed import trackers
+    from mixfed.trackers import TRACKERS
 
-    return [trackers.TRACKERS[track](folder.path, recipe, resume)]
+    return [TRACKERS[track](folder.path, recipe, resume)]
