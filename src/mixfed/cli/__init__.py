@@ -90,6 +90,26 @@ def compare_command(
         compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json)
 
 
+@app.command("probe")
+def probe_command(
+    recipe: RecipeName,
+    rounds: Annotated[int, typer.Option(help="Rounds with one local step to look at.")] = 100,
+    repeats: Annotated[int, typer.Option(help="How often to do it over, each time with another seed.")] = 5,
+    settings: Settings = None,
+    seed: Seed = None,
+    data: DataFolder = None,
+    device: Device = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Is Parallel Training enough? Measures how unlike clients and centre are, and advises."""
+    from mixfed.cli import common, probe
+
+    with common.reported():
+        given = common.Given(recipe, settings or [], seed=seed, data=data, device=device)
+        probe.execute(given, rounds, repeats, out, to_json=json)
+
+
 @app.command("data")
 def data_command(
     recipe: RecipeName,

@@ -1,0 +1,59 @@
+"""``mixfed probe``: is Parallel Training enough?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mixfed.checkpoint import write_atomically
+from mixfed.cli.common import Given, progress, stdout
+from mixfed.data.scenario import Scenario
+from mixfed.errors import InputError
+from mixfed.experiment import build_model, build_scenario, build_setup
+from mixfed.measure.advice import Advice, advise, as_json
+from mixfed.measure.dissimilarity import Dissimilarity, measure_dissimilarity
+from mixfed.recipe import Recipe
+from mixfed.report.probe import plot_probe, probe_table, probe_words
+
+
+def execute(given: Given, rounds: int, repeats: int, out: Path | None, *, to_json: bool) -> None:
+    """Measures, prints, plots and advises."""
+    recipe = given.on(given.base())
+    found, advice = probe(recipe, build_scenario(recipe), rounds, repeats)
+    out = out or Path("runs") / f"{recipe.name}-probe"
+    result = as_json(found, advice)
+    write_atomically(out / "probe.json", (json.dumps(result, indent=2) + "\n").encode())
+    plot_probe(out / "probe.png", recipe.title or recipe.name, found)
+    stdout.print(probe_table(found))
+    stdout.print(probe_words(advice), soft_wrap=True)
+    stdout.print(f"Probe: {out / 'probe.json'}\nPlot: {out / 'probe.png'}", soft_wrap=True)
+    if to_json:
+        print(json.dumps(result))
+
+
+def probe(recipe: Recipe, scenario: Scenario, rounds: int, repeats: int) -> tuple[Dissimilarity, Advice]:
+    """The measurements for a recipe and the advice that follows from them."""
+    if scenario.central is None:
+        raise InputError(f"The recipe '{recipe.name}' has no central data, so there is nothing to mix and to probe.")
+    setup = build_setup(recipe, scenario, build_model(recipe, scenario))
+    with progress() as bar:
+        task = bar.add_task("probe", total=rounds * repeats, told="")
+        found = measure_dissimilarity(
+            setup,
+            scenario.clients,
+            scenario.central,
+            cohort=recipe.cohort,
+            rounds=rounds,
+            first_round=min(10, rounds // 2),
+            repeats=repeats,
+            seed=recipe.seed,
+            progress=lambda: bar.advance(task),
+        )
+    advice = advise(
+        found,
+        cohort=recipe.cohort,
+        steps=recipe.client.steps or 1,
+        server_rate=recipe.server.learning_rate,
+        central_examples=len(scenario.central),
+    )
+    return found, advice

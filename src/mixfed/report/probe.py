@@ -1,0 +1,56 @@
+"""The probe's picture and words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from mixfed.checkpoint import write_atomically
+from mixfed.measure.advice import Advice
+from mixfed.measure.dissimilarity import Dissimilarity
+
+_TITLES = {
+    "G2": "G̃²: gradient dissimilarity",
+    "B2": "B̃²: relative to ‖∇f‖²",
+    "sigma2": "σ²: variance of a client batch",
+    "sigma_c2": "σ_c²: variance of a central batch",
+}
+
+
+def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
+    """What was measured over rounds: every repeat, and the maximum over repeats as the paper plots it."""
+    figure = Figure(figsize=(9.2, 6.4), dpi=130, layout="constrained")
+    for ax, (name, heading) in zip(figure.subplots(2, 2).flat, _TITLES.items(), strict=True):
+        values = found.measured[name]
+        rounds = np.arange(1, values.shape[1] + 1)
+        ax.plot(rounds, values.T, color="#9ab", linewidth=0.8, alpha=0.7)
+        ax.plot(rounds, values.max(axis=0), color="#1f4e79", linewidth=1.8, label="maximum over repeats")
+        ax.axvline(found.first_round, color="#999999", linewidth=0.8, linestyle=":")
+        ax.set_title(heading, fontsize=11, loc="left")
+        ax.set_xlabel("round", fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_yscale("log")
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
+    write_atomically(path, buffer.getvalue())
+
+
+def probe_table(found: Dissimilarity) -> Table:
+    """Maximum and median of what was measured."""
+    repeats, rounds = found.measured["G2"].shape
+    table = Table(title=f"{repeats} × {rounds} rounds, K = 1, from round {found.first_round + 1} on")
+    for heading in ("", "max", "median"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, heading in _TITLES.items():
+        table.add_row(heading, f"{found.largest(name):.3g}", f"{found.typical(name):.3g}")
+    return table
+
+
+def probe_words(advice: Advice) -> str:
+    """The advice in plain words."""
+    return "\n".join([f"Advice: {advice.algorithm}.", *(f"- {reason}" for reason in advice.reasons)])
