@@ -1,8 +1,35 @@
-"""mixfed: to be written against its public interface; see the package's docstring for what ``run`` must do."""
+"""mixfed: the library's own algorithm and simulator, driven round by round."""
 
+from __future__ import annotations
+
+import numpy as np
+import torch
 from clock import Clock
 from workloads import Workload
 
+import mixfed as mf
+from mixfed.batches import Batching
+from mixfed.measure.ledger import Ledger
+from mixfed.private import PrivateStore
+
 
 def run(workload: Workload, clock: Clock, cores: int) -> None:
-    raise NotImplementedError("mixfed_system is not written yet")
+    torch.set_num_threads(cores)
+    x, y = workload.data()
+    fields = {"x": x.flatten(0, 1).numpy(), "y": y.flatten(0, 1).numpy()}
+    data = {"clients": mf.FederatedData(fields, np.arange(workload.population + 1) * workload.examples)}
+    model = mf.Model(workload.model(), lambda outputs, batch: workload.criterion(outputs, batch["y"]))
+    batching = Batching(workload.batch, steps=workload.steps, shuffle=False)
+    algorithm = mf.fedavg(mf.LocalTrainer(model, mf.sgd(workload.rate), batching))
+    simulator, ledger = mf.Simulator(say=print), Ledger()
+    simulator.start(algorithm, data, {}, PrivateStore(dict), 0, ledger)
+    state = algorithm.init(model.initial())
+    number = 0
+    while True:
+        server = mf.Server(number, 0, model, {}, ledger)
+        message = algorithm.broadcast(state, server)["clients"]
+        simulator.submit("clients", np.array(workload.cohort(number)), message, number)
+        state = algorithm.step(state, simulator.collect(number), server)
+        number += 1
+        if not clock.lap(lambda now=state: now["params"]):
+            return

@@ -6,7 +6,7 @@ The 2022 paper bounds the rounds to reach E‖∇f‖² ≤ ε on non-convex pro
     1-way transfer:       (σ² + K·S·σ_c²)·βF/(K·S·ε²) + βF/ε
     2-way transfer:       (σ² + S·σ_c²)·βF/(K·S·ε²)   + βF/ε
 
-Here ε is the squared gradient norm that the probe typically saw, F the loss at its start, β an estimate from below, and
+Here ε is a hundredth of the squared gradient norm at the start, F the loss at the start, β an estimate from below, and
 (G, B) = (G̃, 1), which satisfies the paper's definition on the sampled gradients. Only ratios of bounds are used.
 """
 
@@ -18,8 +18,12 @@ from typing import Any
 
 from mixfed.measure.dissimilarity import Dissimilarity
 
-ENOUGH = 2.0
-"""Parallel Training is called enough while its bound is at most this many times that of 2-way transfer."""
+LARGE = 1.0
+"""From this max G̃² on, gradients are called unlike. The paper's three problems have 49.04 (Parallel Training is
+slower than the transfers), 0.03 and 0.03 (all methods converge alike)."""
+
+TARGET = 0.01
+"""The bounds are compared for bringing ‖∇f‖² down to this share of what it was at the start."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def advise(found: Dissimilarity, *, cohort: int, steps: int, server_rate: float,
     batch = _central_batches(found, cohort, steps)
     rates = _largest_rates(found, steps, server_rate)
     reasons = [_on_dissimilarity(found, slowdown)]
-    if slowdown <= ENOUGH:
+    if found.largest("G2") < LARGE:
         algorithm = "parallel"
         reasons.append("It is as good as a transfer here and sends nothing extra.")
     elif batch["gradient_1way"] <= central_examples:
@@ -79,16 +83,17 @@ def as_json(found: Dissimilarity, advice: Advice) -> dict[str, Any]:
 
 
 def _on_dissimilarity(found: Dissimilarity, slowdown: float) -> str:
-    size = "large" if slowdown > ENOUGH else "small"
+    alike = found.largest("G2") < LARGE
     return (
-        f"The gradients of clients and centre differ by a {size} amount: max G̃² = {found.largest('G2'):.3g}, max B̃² ="
-        f" {found.largest('B2'):.3g}, at a typical ‖∇f‖² of {found.typical('gradient2'):.3g}; the bound on parallel"
-        f" training's rounds is {slowdown:.2g} times that of 2-way transfer."
+        f"The gradients of clients and centre are {'alike' if alike else 'unlike'}: max G̃² ="
+        f" {found.largest('G2'):.3g} (the paper: 49 where parallel training was slower, 0.03 where not), max B̃² ="
+        f" {found.largest('B2'):.3g}; to bring ‖∇f‖² to a hundredth of its start, Table 1 gives parallel training"
+        f" {slowdown:.2g} times the rounds of 2-way transfer."
     )
 
 
 def _bounds(found: Dissimilarity, cohort: int, steps: int) -> dict[str, float]:
-    epsilon, beta = max(found.typical("gradient2"), 1e-12), max(found.smoothness, 1e-12)
+    epsilon, beta = max(TARGET * float(found.measured["gradient2"][:, :3].mean()), 1e-12), max(found.smoothness, 1e-12)
     start = max(float(found.measured["loss"][:, 0].mean()), 1e-12)
     sigma, central, dissimilarity = found.typical("sigma2"), found.typical("sigma_c2"), found.typical("G2")
     progress = beta * start / epsilon
