@@ -66,6 +66,7 @@ class LocalTrainer:
         owned = False
         want_gradient = want_gradient and not self.optimizer.is_plain_sgd
         for batch, active in batches:
+            before = tree.clone(buffers) if active is not None else buffers
             gradient, value, buffers = gradient_of(loss, weights, buffers, batch, batches.vectorised)
             if self.clip is not None:
                 gradient = clipped(gradient, self.clip)
@@ -79,6 +80,7 @@ class LocalTrainer:
                 moved = tree.add(weights, direction, -rate)
                 weights = tree.where(active, moved, weights)
                 memory = tree.where(active, remembered, memory)
+                buffers = tree.where(active, buffers, before)
                 value = value * active
             else:
                 weights, memory = _move(weights, direction, -rate, in_place=owned), remembered

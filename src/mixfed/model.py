@@ -37,7 +37,7 @@ class Model:
     ``trainable`` picks parameters by name; the others are frozen, stay in the module and never travel. Float buffers
     (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them down and averages what comes up,
     "private" keeps each client's own on the client, "server" sends the server's down and discards the clients'.
-    Integer buffers are never averaged: every copy of the module keeps its own.
+    Integer buffers are never averaged and never travel: every call finds them as they are in the module given here.
 
     With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
     """
@@ -62,9 +62,12 @@ class Model:
         self.criterion = criterion
         self.buffer_policy: Buffers = buffers
         self._forward: Forward = forward or (lambda module, batch: module(batch["x"]))
-        self.stochastic = uses_dropout(module)
+        self.stochastic: bool | None = uses_dropout(module) or None  # None: not known before the first forward pass
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.momentum is None for m in module.modules()):
+            raise InputError("BatchNorm with momentum=None averages over all batches of its life; give it a momentum.")
 
         master = copy.deepcopy(module).requires_grad_(False)
         initial = {n: p for n, p in master.named_parameters() if trainable is None or trainable(n)}
@@ -92,10 +95,12 @@ class Model:
         if self.dtype != torch.float32:
             batch = {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in batch.items()}
         with bound.using(params):
-            if training and self.stochastic:
-                with KeyedDropout(batch.get("key")):
-                    return self._forward(bound.module, batch)
-            return self._forward(bound.module, batch)
+            if not training or self.stochastic is False:
+                return self._forward(bound.module, batch)
+            with KeyedDropout(batch.get("key")) as dropout:
+                outputs = self._forward(bound.module, batch)
+            self.stochastic = self.stochastic or dropout.met
+            return outputs
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean of the criterion over the real examples of the batch, in training mode."""
@@ -132,9 +137,11 @@ class _Bound:
                     if tensor is not None:
                         self._places[names[id(tensor)]].append((store, leaf))
         self._own = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+        self._integers = [n for n, b in self.module.named_buffers() if not b.is_floating_point()] if training else []
 
     def using(self, params: Params) -> _Swap:
-        return _Swap(self._places, self._own, params)
+        fresh = {name: self._own[name].clone() for name in self._integers}
+        return _Swap(self._places, self._own, params | fresh if fresh else params)
 
 
 class _Swap:
