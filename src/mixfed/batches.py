@@ -34,7 +34,7 @@ class Batching:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise InputError("Give either the number of local steps or the number of local epochs, not both or none.")
-        if self.batch_size < 0 or (self.steps or 1) < 1 or (self.epochs or 1) < 1:
+        if self.batch_size < 0 or (self.epochs if self.steps is None else self.steps) < 1:  # type: ignore[operator]
             raise InputError("Batch size cannot be negative, and steps and epochs must be at least 1.")
 
 

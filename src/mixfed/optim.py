@@ -8,6 +8,7 @@ that it also runs under ``torch.vmap``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -160,7 +161,7 @@ def _adaptive(
 ) -> Optimizer:
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
-        count = torch.zeros((), device=some.device)
+        count = torch.zeros((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))
         return {"first": tree.zeros(params), "second": tree.zeros(params), "count": count}
 
     def direction(gradient: Params, memory: Memory, params: Params) -> tuple[Params, Memory]:
@@ -171,10 +172,15 @@ def _adaptive(
         memory = {"first": first, "second": second, "count": count}
         if not bias_correction:
             return {n: m / (second[n].sqrt() + epsilon) for n, m in first.items()}, memory
-        c1, c2 = 1 - betas[0] ** count, 1 - betas[1] ** count
+        c1, c2 = _warmth(betas[0], count), _warmth(betas[1], count)
         return {n: (m / c1) / ((second[n] / c2).sqrt() + epsilon) for n, m in first.items()}, memory
 
     return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+
+
+def _warmth(beta: float, count: Tensor) -> Tensor:
+    """1 − βᵗ, without the cancellation that costs five digits at β = 0.999."""
+    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
 
 
 def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
