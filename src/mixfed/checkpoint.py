@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -37,19 +38,21 @@ class Checkpoints:
 
     def save(self, contents: Mapping[str, Any]) -> None:
         """Writes a checkpoint named after ``contents["round"]`` and removes all but the one before."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         tensors, rest = _apart(contents)
         write_atomically(self._path(contents["round"]), to_bytes(tensors, {"rest": json.dumps(rest)}))
         for old in self._files()[:-2]:
             old.unlink(missing_ok=True)
 
     def load(self) -> dict[str, Any] | None:
-        """The newest whole checkpoint, or None where there is none."""
-        for file in reversed(self._files()):
+        """The newest whole checkpoint, or None where there is none at all."""
+        files = self._files()
+        for file in reversed(files):
             try:
                 return _read(file)
-            except (SafetensorError, OSError, json.JSONDecodeError, KeyError):
+            except (SafetensorError, OSError, ValueError, KeyError):
                 continue  # damaged from outside: the one before is whole
+        if files:
+            raise InputError(f"No checkpoint in {self.folder} can be read; remove them to start the run anew.")
         return None
 
     def _path(self, round: int) -> Path:
@@ -61,9 +64,9 @@ class Checkpoints:
 
 def write_atomically(path: Path, contents: bytes) -> None:
     """The whole file or nothing, even if the machine stops in between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
             file.write(contents)
             file.flush()
@@ -73,7 +76,8 @@ def write_atomically(path: Path, contents: bytes) -> None:
         os.fsync(folder)
         os.close(folder)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise InputError(f"Cannot write {path}: {error.strerror}.") from error
 
 
@@ -83,14 +87,23 @@ def save_params(path: Path, params: tree.Params) -> None:
 
 
 def _apart(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    flat = tree.flatten(contents)
-    tensors = {path: x.detach().contiguous() for path, x in flat.items() if isinstance(x, Tensor)}
-    return tensors, {path: x for path, x in flat.items() if not isinstance(x, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
+    stored: set[int] = set()
+    for path, x in tree.flatten(contents).items():
+        if not isinstance(x, Tensor):
+            rest[path] = x
+            continue
+        memory = x.untyped_storage().data_ptr()
+        tensors[path] = x.detach().clone() if memory in stored else x.detach()  # safetensors takes no shared memory
+        tensors[path] = tensors[path].contiguous()
+        stored.add(memory)
+    return tensors, rest
 
 
 def _read(file: Path) -> dict[str, Any]:
     with safe_open(str(file), framework="pt") as stored:
-        flat: dict[str, Any] = json.loads(stored.metadata()["rest"])
+        flat: dict[str, Any] = json.loads((stored.metadata() or {})["rest"])
         for path in stored.keys():  # noqa: SIM118 (not a mapping)
             flat[path] = stored.get_tensor(path)
     return tree.unflatten(flat)
