@@ -1,5 +1,10 @@
 """The one error that a user is meant to read."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """Something the user gave cannot work; the message is one sentence that says what and how to mend it.
@@ -10,3 +15,15 @@ class InputError(ValueError):
 
 class RunStopped(RuntimeError):
     """A run cannot go on through no fault of its input (every update of a round was NaN, say); one sentence."""
+
+
+@contextmanager
+def explained(what: str, way_out: str = "") -> Iterator[None]:
+    """Turns what torch raises on examples that do not fit into one sentence."""
+    try:
+        yield
+    except (InputError, RunStopped):
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"{what}: {line}{way_out}.") from error

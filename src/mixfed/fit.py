@@ -13,18 +13,23 @@ from mixfed.model import Model
 
 
 def check_fit(model: Model, data: FederatedData | CentralData, whose: str) -> None:
-    """Refuses examples whose shape the network does not take, and labels that it has no output for."""
+    """Refuses examples whose shape the network or the criterion does not take, and labels that it has no output for."""
+    if not data.examples:
+        raise InputError(f"There are no examples in {whose}.")
     batch = gather(data, np.zeros(1, np.int64), model.device)
     shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in batch.items())
     weights = {name: x.to(model.dtype) for name, x in model.initial().items()}
     try:
         with torch.no_grad():
             outputs = model.outputs(weights, batch, training=False)
-    except (RuntimeError, IndexError, KeyError) as error:
-        told = " ".join(str(error).split())
+            if model.criterion is cross_entropy:
+                _check_labels(outputs.shape[-1], data, whose)
+            model.losses(weights, batch, training=False)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError) as error:
+        told = " ".join(str(error).split()).rstrip(".")
         raise InputError(f"The model does not take {whose} (of shapes {shapes}): {told}.") from error
-    if model.criterion is cross_entropy:
-        _check_labels(outputs.shape[-1], data, whose)
 
 
 def _check_labels(classes: int, data: FederatedData | CentralData, whose: str) -> None:

@@ -62,6 +62,18 @@ class Ledger:
 
 def count_flops(function: Callable[[], Any]) -> int:
     """The floating-point operations of a call."""
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+    with counter:
         function()
     return int(counter.get_total_flops())
+
+
+class _NoModules:
+    """Counts everything as one: the usual tracker hooks every module, and fails where a module's input is a leaf."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
