@@ -1,0 +1,169 @@
+"""How a cohort is run does not change what comes out, and ``auto`` says what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batching
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError
+from mixfed.losses import cross_entropy
+from mixfed.model import Model
+from mixfed.models.networks import CharacterGRU, cnn, mlp
+from mixfed.optim import sgd
+from mixfed.run import run
+from mixfed.schedule import sample_cohort
+from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
+
+
+def model(make: Callable[[], nn.Module]) -> Model:
+    torch.manual_seed(0)
+    return Model(make(), cross_entropy)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 2))
+
+
+RAGGED = [3, 9, 5, 1, 8]
+PROBLEMS: dict[str, tuple[Callable[[], nn.Module], FederatedData]] = {
+    "mlp": (lambda: mlp(3, 2, (6,)), clients(RAGGED)),
+    "cnn": (lambda: cnn(2, 6, 2, (3, 4), 5), clients(RAGGED, (2, 6, 6))),
+    "batch norm, whole batches": (normalised, clients([8, 4, 4, 12, 8], (1, 6, 6))),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_executors_chunks_and_threads_agree(problem: str) -> None:
+    make, data = PROBLEMS[problem]
+    loop = train(averaging(model(make)), data, "loop")
+    assert_equal(train(averaging(model(make)), data, "loop").params, loop.params)
+    ways = [
+        ("loop", {"threads": 3}),
+        ("vmap", {"chunk": 2}),
+        ("vmap", {"chunk": 5}),
+        ("vmap", {"chunk": 1, "threads": 2}),
+    ]
+    for executor, options in ways:
+        other = train(averaging(model(make)), data, executor, **options)
+        assert_close(other.params, loop.params, 5e-6)
+        assert other.ledger == loop.ledger
+
+
+def test_memory_bounds_the_chunk() -> None:
+    """A budget of one byte leaves chunks of one client, and the numbers stay."""
+    make, data = PROBLEMS["mlp"]
+    told = train(averaging(model(make)), data, "vmap", memory=1)
+    assert_close(told.params, train(averaging(model(make)), data, "vmap").params, 5e-6)
+
+
+def test_memory_also_bounds_later_cohorts() -> None:
+    """One large client makes every client of its chunk large: that cohort is cut into smaller chunks."""
+    sizes = [2] * 29 + [500]
+    drawn = [sample_cohort(5, r, "clients", 30, 15) for r in range(6)]
+    assert [29 in cohort for cohort in drawn] != [True] * 6
+    assert 29 not in drawn[0]
+    algorithm = averaging(model(lambda: mlp(3, 2, (6,))), Batching(0, steps=1))
+    largest: list[int] = []
+    inner = algorithm.client
+
+    def client(message, private, batches):  # type: ignore[no-untyped-def]
+        examples = batches.fields["x"].shape[1]
+        largest.append(examples * chunk_of(batches.fields["x"]))
+        return inner(message, private, batches)
+
+    train(replace(algorithm, client=client), clients(sizes), "vmap", rounds=6, cohort=15, memory=40_000)
+    assert 500 <= max(largest) <= 1000
+
+
+def chunk_of(x: torch.Tensor) -> int:
+    """How many clients a tensor inside vmap stands for."""
+    return torch._C._functorch.get_unwrapped(x).shape[0] if torch._C._functorch.is_batchedtensor(x) else 1
+
+
+def text() -> FederatedData:
+    draw = np.random.default_rng(0)
+    return FederatedData.from_datasets(
+        [{"x": draw.integers(0, 5, (n, 4)), "y": draw.integers(0, 5, (n, 4))} for n in (3, 5, 4)]
+    )
+
+
+def test_auto_falls_back_where_vmap_cannot_run() -> None:
+    """torch.vmap has no rule for nn.GRU."""
+    told: list[str] = []
+    auto = train(averaging(model(lambda: CharacterGRU(5, 3, 4))), text(), "auto", say=told.append)
+    loop = train(averaging(model(lambda: CharacterGRU(5, 3, 4))), text(), "loop")
+    assert_equal(auto.params, loop.params)
+    assert "vmap cannot run this model" in told[0]
+    assert told[1].startswith("Executor: loop")
+
+
+def test_vmap_that_cannot_run_is_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"^The vmap executor cannot run this model: .*; choose loop\.$"):
+        train(averaging(model(lambda: CharacterGRU(5, 3, 4))), text(), "vmap")
+
+
+def test_auto_says_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told: list[str] = []
+    make, data = PROBLEMS["mlp"]
+    first = train(averaging(model(make)), data, "auto", say=told.append)
+    (file,) = [f for f in tmp_path.rglob("*") if f.is_file()]
+    chosen = file.read_text().strip()
+    assert told[0].startswith(f"Executor: {chosen}")
+    assert "loop" in told[0]
+    assert "vmap" in told[0]  # both timings
+    second = train(averaging(model(make)), data, "auto", say=told.append)
+    assert "as timed earlier on this machine" in told[1]
+    assert_equal(first.params, second.params)
+    other = "loop" if chosen == "vmap" else "vmap"
+    file.write_text(other + "\n")
+    train(averaging(model(make)), data, "auto", say=told.append)
+    assert told[2].startswith(f"Executor: {other}")
+    file.write_text("nonsense")
+    train(averaging(model(make)), data, "auto", say=told.append)
+    assert "a client takes" in told[3]
+    assert len(told) == 4
+
+
+def test_timing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What auto runs to take the time is thrown away: parameters and ledger are those of the chosen executor."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make, data = PROBLEMS["batch norm, whole batches"]
+    auto = train(averaging(model(make)), data, "auto")
+    (file,) = [f for f in tmp_path.rglob("*") if f.is_file()]
+    plain = train(averaging(model(make)), data, file.read_text().strip())
+    assert_equal(auto.params, plain.params)
+    assert auto.ledger == plain.ledger
+
+
+def test_auto_with_one_client() -> None:
+    told: list[str] = []
+    train(averaging(model(lambda: mlp(3, 2))), clients([5]), "auto", say=told.append)
+    assert "loop" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("executor", "options"), [("fast", {}), ("loop", {"threads": 0}), ("vmap", {"chunk": 0}), ("vmap", {"memory": 0})]
+)
+def test_refusals(executor: str, options: dict[str, int]) -> None:
+    with pytest.raises(InputError):
+        Simulator(executor, **options)
+
+
+def test_a_simulator_can_run_again() -> None:
+    """Nothing of the first run is left in the second, even with another model."""
+    simulator = Simulator("vmap", threads=2)
+    big = averaging(model(lambda: mlp(3, 2, (9,))), optimizer=sgd(0.3))
+    run(big, clients([4] * 8), rounds=1, cohort=8, backend=simulator)
+    make, data = PROBLEMS["mlp"]
+    again = run(averaging(model(make)), data, rounds=2, cohort=5, seed=5, backend=simulator)
+    assert_equal(again.params, train(averaging(model(make)), data, "vmap", threads=2).params)
