@@ -18,7 +18,7 @@ from torch import Tensor
 from mixfed import tree
 from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, Trained, gradient_of
 from mixfed.measure.ledger import Ledger
 from mixfed.model import Model
@@ -31,6 +31,9 @@ State = dict[str, Any]
 Private = dict[str, Params]
 """What one client keeps on its device between rounds; it is never part of a message or an upload."""
 
+Personal = Callable[[Params, Private], Params]
+"""A client's own model, from the common one and what the client keeps."""
+
 CLIENTS = "clients"
 CENTRE = "centre"
 
@@ -39,12 +42,14 @@ CENTRE = "centre"
 class Message:
     """What the server sends to every client of a cohort: trees by name, and the round it belongs to.
 
-    With ``examples`` every client also receives a fresh sample of central examples of its own.
+    With ``examples`` every client also receives a fresh sample of central examples of its own. ``first`` has private
+    parts for the clients that do not have them yet, and travels to those only.
     """
 
     payload: dict[str, Params]
     round: int
     examples: Sample | None = None
+    first: Private | None = None
 
     def __getitem__(self, name: str) -> Params:
         return self.payload[name]
@@ -56,10 +61,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends up: trees by name, to be averaged with this weight (a scalar)."""
+    """What a client sends up: trees by name, to be averaged with this weight (a scalar).
+
+    Of a table in ``rows`` the values have only the rows with these ids.
+    """
 
     values: dict[str, Params]
     weight: Tensor
+    rows: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class Reply:
 
     With ``uploads = "each"`` a reply is a single client's; with ``"sum"`` only the mean of a group ever exists.
     ``staleness`` counts the server versions that passed between sending the model and receiving this.
+    Of a table in ``rows`` the values have only the rows with these (ascending) ids, and ``touched`` says which share of
+    the weight belongs to clients that had the row; the mean counts the others' change of it as zero.
     """
 
     values: dict[str, Params]
@@ -75,13 +86,16 @@ class Reply:
     clients: tuple[int, ...]
     source: str = CLIENTS
     staleness: int = 0
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    touched: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
 class Server:
     """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work.
 
-    ``notes`` carries what ``broadcast`` wants to tell ``step`` of the same round; it does not outlive the round.
+    ``clients`` counts the clients of each population. ``notes`` carries what ``broadcast`` wants to tell ``step`` of
+    the same round; it does not outlive the round.
     """
 
     round: int
@@ -89,6 +103,7 @@ class Server:
     model: Model
     central: Mapping[str, CentralData] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    clients: Mapping[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, batching: Batching, source: str | None = CENTRE) -> Batches:
@@ -111,17 +126,19 @@ class Server:
     ) -> Trained:
         """K_c steps of the trainer on central data."""
         batches = self.batches(trainer.batching, source)
-        self.ledger.count_server(trainer, params, batches)
-        return trainer.train(params, batches, self.round, correction=correction, want_gradient=want_gradient)
+        with explained(f"The centre cannot train on '{source}'"):
+            self.ledger.count_server(trainer, params, batches)
+            return trainer.train(params, batches, self.round, correction=correction, want_gradient=want_gradient)
 
     def gradient(self, trainer: LocalTrainer, params: Params, *, source: str | None = CENTRE) -> Params:
         """∇f_c at ``params`` on one central batch."""
         batches = self.batches(replace(trainer.batching, steps=1, epochs=None), source)
-        self.ledger.count_server(trainer, params, batches)
-        batch, _ = next(iter(batches))
-        params = tree.cast(params, self.model.dtype)
-        buffers = tree.clone({n: params[n] for n in self.model.buffers})
-        return gradient_of(trainer.loss or self.model.loss, self.model.trained(params), buffers, batch)[0]
+        with explained(f"The centre cannot train on '{source}'"):
+            self.ledger.count_server(trainer, params, batches)
+            batch, _ = next(iter(batches))
+            params = tree.cast(params, self.model.dtype)
+            buffers = tree.clone({n: params[n] for n in self.model.buffers})
+            return gradient_of(trainer.loss or self.model.loss, self.model.trained(params), buffers, batch)[0]
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
@@ -137,9 +154,11 @@ class Algorithm:
     ``uploads = "sum"`` promises that only weighted means of uploads are used, which allows streaming, secure
     aggregation and all-reduce; ``"each"`` asks for every client's upload.
     ``params(state)`` is the model to evaluate and to save. ``private(params)`` is what a client's device holds before
-    its first round. ``personal`` marks algorithms whose clients each end up with a model of their own, kept under
-    ``private["params"]``.
+    its first round. Where clients end up with models of their own, ``personal(params, private)`` is a client's, from
+    the common model and what the client keeps.
     ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
+    ``rows`` are tables that travel by rows (see :mod:`mixfed.rows`), with the fields of ids that index them.
+    ``row_wise`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
     """
 
     name: str
@@ -152,8 +171,10 @@ class Algorithm:
     uploads: Literal["sum", "each"] = "sum"
     params: Callable[[State], Params] = lambda state: state["params"]
     private: Callable[[Params], Private] = lambda params: {}
-    personal: bool = False
+    personal: Personal | None = None
     arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    row_wise: bool = False
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:
@@ -189,9 +210,12 @@ def change(model: Model, start: Params, end: Params) -> Params:
 def server_step(
     model: Model, optimizer: Optimizer, params: Params, delta: Params, memory: Memory, round: int
 ) -> tuple[Params, Memory]:
-    """x ← ServerOpt(x, −Δ) on trainable leaves; float buffers that came up are averaged, x + Δ, whatever the rule."""
+    """x ← ServerOpt(x, −Δ) on trainable leaves; float buffers that came up are averaged, x + Δ, whatever the rule.
+
+    Leaves that did not come up (those that clients keep to themselves) stay as they are.
+    """
     statistics = {n: delta[n] for n in model.buffers if n in delta}
-    gradient = {n: -delta[n] for n in model.trainable}
+    gradient = {n: -delta[n] for n in model.trainable if n in delta}
     return optimizer.step(tree.add(params, statistics), gradient, memory, round)
 
 

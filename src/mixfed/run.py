@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,12 +102,14 @@ def run(
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    private_folder: str | Path | None = None,
 ) -> Result:
     """Trains for a number of rounds and returns the model, its metrics and what it cost.
 
     ``data`` are the clients (several populations by name), ``central`` is what the server holds. With ``checkpoints``
     the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
-    after every round; a run that stops early has ``finished = False``.
+    after every round; a run that stops early has ``finished = False``. What clients keep to themselves is simulated in
+    memory, or on disk in ``private_folder``.
     """
     if rounds < 1 or every < 1:
         raise InputError("The number of rounds and the evaluation interval must be at least 1.")
@@ -115,7 +118,8 @@ def run(
     schedule = Schedule(cohort)
     _check(algorithm, populations, schedule)
     ledger = Ledger()
-    privates = PrivateStore(lambda: algorithm.private(algorithm.model.initial()))
+    untouched = algorithm.private(algorithm.model.initial())
+    privates = PrivateStore(lambda: untouched, private_folder)
     state = algorithm.init(algorithm.model.initial())
     history: list[dict[str, Any]] = []
     first, dropped, seconds = 0, 0, 0.0
@@ -131,10 +135,11 @@ def run(
     if saved:
         backend.restore(saved["backend"])
 
+    sizes = {name: len(population) for name, population in populations.items()}
     began = time.monotonic() - seconds
     finished = True
     for number in range(first, rounds):
-        server = Server(number, seed, algorithm.model, sources, ledger)
+        server = Server(number, seed, algorithm.model, sources, ledger, sizes)
         messages = algorithm.broadcast(state, server)
         for source, message in messages.items():
             size, population = schedule.size(source), len(populations[source])
@@ -149,7 +154,7 @@ def run(
         params = algorithm.params(state)
         metrics: Mapping[str, float] = {}
         if evaluate and (done % every == 0 or done == rounds):
-            metrics = evaluate(params, privates)
+            metrics = {name: float(value) for name, value in evaluate(params, privates).items()}
             history.append({"round": done, **metrics})
         stop = should_stop()
         if checkpoints and (stop or checkpoints.due(done) or done == rounds):

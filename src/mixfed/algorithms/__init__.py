@@ -5,13 +5,15 @@ A new algorithm is a function that returns an :class:`mixfed.core.Algorithm`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+from mixfed.algorithms.local_global import global_layers, local_global, named
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
+from mixfed.algorithms.mtl import mtl
 from mixfed.core import Algorithm
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
@@ -92,6 +94,22 @@ def _example_transfer(setup: Setup, *, ratio: float | None = None, count: int | 
     return example_transfer(setup.client, ratio=ratio, count=count, server=setup.server)
 
 
+def _lg_fedavg(
+    setup: Setup,
+    *,
+    base: str = "fedavg",
+    layers: int = 1,
+    side: Literal["last", "first"] = "last",
+    names: Sequence[str] = (),
+    warm_start: int = 0,
+) -> Algorithm:
+    """``layers`` of the model on one ``side`` are global (or the parameters whose names begin with ``names``)."""
+    if base not in ALGORITHMS or base == "lg_fedavg":
+        raise InputError(f"There is no algorithm '{base}' that lg_fedavg could be built on.")
+    is_global = named(names) if names else global_layers(setup.client.model, layers, side)
+    return local_global(ALGORITHMS[base].make(setup), is_global, warm_start=warm_start)
+
+
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     def made(setup: Setup, **options: Any) -> Algorithm:
         return make(setup.client, **options)
@@ -109,6 +127,8 @@ ALGORITHMS: dict[str, Entry] = {
     "fedadagrad": Entry("FedAvg with AdaGrad on the server", _on_clients(fedadagrad)),
     "center": Entry("the server trains on its own data and asks no client", lambda setup: center(setup.at_centre())),
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
+    "mtl": Entry("every client's own model, held close to the mean of all", _on_clients(mtl)),
+    "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg),
     "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
     "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel),

@@ -53,7 +53,7 @@ def local_only(trainer: LocalTrainer) -> Algorithm:
         client=client,
         batching={CLIENTS: trainer.batching},
         private=lambda params: {"params": {n: p.to(model.dtype) for n, p in params.items()}},
-        personal=True,
+        personal=lambda params, private: private["params"],
     )
 
 

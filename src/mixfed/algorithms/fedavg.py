@@ -55,6 +55,7 @@ def fedavg(
         client,
         batching={CLIENTS: trainer.batching},
         private=lambda params: core.kept_private(model, params),
+        row_wise=server_optimizer.is_plain_sgd,
     )
 
 

@@ -237,12 +237,15 @@ def _merged(
 def _gradient_seen(
     trainer: LocalTrainer, delta: Params, steps: Tensor, correction: Params, round: int, gradient_sum: Params | None
 ) -> Params:
-    """The mean raw gradient of a source: uploaded as a sum, or recovered from SGD's Δ = −η·Σₖ(gₖ + correction)."""
+    """The mean raw gradient of a source: uploaded as a sum, or recovered from SGD's Δ = −η·Σₖ(gₖ + correction).
+
+    It has the leaves that came up; a source adds nothing to its gradient on those that others keep to themselves.
+    """
     count = float(steps)
     if gradient_sum is not None:
         return tree.scale(gradient_sum, 1.0 / count)
     travelled = trainer.optimizer.rate(round) * count
-    return {n: -delta[n] / travelled - c for n, c in correction.items()}
+    return {n: -delta[n] / travelled - c for n, c in correction.items() if n in delta}
 
 
 def _sum_of(model: Model, updates: Mapping[str, Params], shares: Mapping[str, float]) -> Params:

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixfed import tree
+from mixfed import rows, tree
 from mixfed.batches import Plan
 from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.errors import explained
 from mixfed.private import PrivateStore
+from mixfed.rows import Picked, RowSum
 from mixfed.tree import Params
 
 
@@ -32,41 +34,58 @@ class Tally:
     total: dict[str, Params] | None = None
     weight: float = 0.0
     uploads: list[tuple[int, Upload]] = field(default_factory=list)
-    private: list[tuple[int, Private]] = field(default_factory=list)
+    private: list[tuple[list[int], Private]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     upload_bytes: int = 0
+    row_bytes_down: int = 0
+    row_sum: RowSum | None = None
 
     def add(self, client: int, upload: Upload, private: Private) -> None:
-        """Takes one client's upload, unless a number in it is not finite."""
-        if not bool(_finite(upload.values)):
+        """Takes what one client did, unless a number in it is not finite."""
+        if not bool(_finite({"up": upload.values, "kept": private})):
             self.dropped.append(client)
             return
         self.used.append(client)
-        self.private.append((client, private))
+        self.private.append(([client], tree.map_leaves(lambda x: x[None], private)))
         if self.each:
             self.uploads.append((client, upload))
             return
         weight = float(upload.weight)
         self.weight += weight
-        self._accumulate({k: {n: _wide(x) * weight for n, x in v.items()} for k, v in upload.values.items()})
+        weighted = {k: {n: _wide(x) * weight for n, x in v.items()} for k, v in upload.values.items()}
+        if upload.rows:
+            tables = {k: {n: x for n, x in v.items() if n in upload.rows} for k, v in weighted.items()}
+            self._add_rows(upload.rows, {t: torch.full((len(i),), weight) for t, i in upload.rows.items()}, tables)
+            weighted = rows.shared(upload.rows, weighted)
+        self._accumulate(weighted)
 
-    def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private) -> None:
-        """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere."""
-        finite = _finite(upload.values, batched=True).expand(len(clients))
+    def add_chunk(
+        self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None
+    ) -> None:
+        """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
+
+        Tables that came by rows are apart, as ``picked`` has them.
+        """
+        finite = _finite({"up": upload.values, "kept": private}, batched=True).expand(len(clients))
         good = finite.tolist()
         if self.each or not all(good):
             for i, client in enumerate(clients):
                 one = Upload(_index(upload.values, i), upload.weight[i])
-                self.add(client, one, _index(private, i))
+                self.add(client, one if picked is None else picked.with_rows(one, upload.values, i), _index(private, i))
             return
         self.used.extend(clients)
-        if private:
-            self.private.extend((c, tree.map_leaves(torch.clone, _index(private, i))) for i, c in enumerate(clients))
+        self.private.append((list(clients), private))
         self.weight += float(upload.weight.sum())
-        self._accumulate(
-            {k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in upload.values.items()}
-        )
+        values = upload.values
+        if picked is not None:
+            weights = {t: upload.weight[owner] for t, owner in picked.owner.items()}
+            values, tables = picked.apart(values)
+            for leaves in tables.values():
+                for t, x in leaves.items():
+                    leaves[t] = _wide(x) * weights[t].view(-1, *(1,) * (x.ndim - 1)).to(x.dtype)
+            self._add_rows(picked.ids, weights, tables)
+        self._accumulate({k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in values.items()})
 
     def merge(self, other: Tally) -> None:
         """Adds what another worker has gathered."""
@@ -76,8 +95,16 @@ class Tally:
         self.used += other.used
         self.dropped += other.dropped
         self.upload_bytes += other.upload_bytes
+        self.row_bytes_down += other.row_bytes_down
+        if other.row_sum is not None:
+            self.row_sum = self.row_sum or RowSum()
+            self.row_sum.merge(other.row_sum)
         if other.total is not None:
             self._accumulate(other.total)
+
+    def _add_rows(self, ids: dict[str, Tensor], weights: dict[str, Tensor], values: dict[str, Params]) -> None:
+        self.row_sum = self.row_sum or RowSum()
+        self.row_sum.add(ids, weights, values)
 
     def _accumulate(self, values: dict[str, Params]) -> None:
         if self.total is None:
@@ -132,7 +159,10 @@ def execute(
         tally = Tally(each=algorithm.uploads == "each")
         with torch.no_grad():
             for unit in units[worker::workers]:
-                unit_work(algorithm, message, plan, unit, privates, tally)
+                who = f"Client {int(plan.clients[unit.start])} of '{plan.source}' cannot train"
+                failure = ("The vmap executor cannot run this model", "; choose loop") if how.chunk else (who, "")
+                with explained(*failure):
+                    unit_work(algorithm, message, plan, unit, privates, tally)
         return tally
 
     first, *others = pool.run([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]
@@ -148,9 +178,15 @@ def _one_client(
     batches = plan.client(unit.start, algorithm.model.device)
     if algorithm.model.has_convolutions:
         batches = replace(batches, fields=_channels_last(batches.fields, steps=True))
-    upload, private = algorithm.client(message, privates.get(plan.source, client), batches)
+    own_rows: dict[str, Tensor] = {}
+    if algorithm.rows:
+        picked = rows.pick(algorithm.rows, message.payload, batches, [client])
+        message, batches, own_rows = picked.given(message), picked.batches, picked.ids
+        tally.row_bytes_down += picked.bytes_down
+        tally.upload_bytes += picked.bytes_of_ids
+    upload, private = algorithm.client(message, privates.get(plan.source, client, message.first), batches)
     tally.upload_bytes += tree.nbytes(upload.values)
-    tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight), private)
+    tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight, own_rows), private)
 
 
 def _vmapped(
@@ -158,23 +194,30 @@ def _vmapped(
 ) -> None:
     clients = [int(c) for c in plan.clients[unit]]
     batches = plan.chunk(unit, algorithm.model.device)
-    own = [privates.get(plan.source, c) for c in clients]
-    private = {part: tree.stack([p[part] for p in own]) for part in own[0]}
+    private = privates.gather(plan.source, clients, message.first)
+    picked = rows.pick(algorithm.rows, message.payload, batches, clients) if algorithm.rows else None
+    batches = picked.batches if picked else batches
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
     per_client |= {"steps": batches.steps, "examples": batches.examples}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
     travelling = 0
 
-    def one(given: dict[str, Any], private: Private) -> tuple[dict[str, Params], Tensor, Private]:
+    def one(
+        given: dict[str, Any], private: Private, tables: dict[str, Params]
+    ) -> tuple[dict[str, Params], Tensor, Private]:
         nonlocal travelling
-        upload, private = algorithm.client(message, private, replace(batches, **given))
-        travelling = tree.nbytes(upload.values)
+        received = rows.with_tables(message, tables) if tables else message
+        upload, private = algorithm.client(received, private, replace(batches, **given))
+        travelling = tree.nbytes(rows.shared(algorithm.rows, upload.values))
         return algorithm.arrive(upload.values), upload.weight, private
 
-    values, weight, private = torch.vmap(one)(per_client, private)
+    values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {})
     tally.upload_bytes += travelling * len(clients)
-    tally.add_chunk(clients, Upload(values, weight), private)
+    if picked:
+        tally.row_bytes_down += picked.bytes_down
+        tally.upload_bytes += picked.bytes_of_ids + picked.bytes_of(values)
+    tally.add_chunk(clients, Upload(values, weight), private, picked)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -188,8 +231,8 @@ def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-def _finite(values: dict[str, Params], batched: bool = False) -> Tensor:
-    """Whether an upload has only finite numbers: a sum is finite exactly where all its terms are."""
+def _finite(values: tree.Tree, batched: bool = False) -> Tensor:
+    """Whether there are only finite numbers: a sum is finite exactly where all its terms are (and it can hold them)."""
     sums = [x.reshape(len(x), -1).sum(1) if batched else x.sum() for x in tree.leaves(values)]
     return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones((1,) if batched else (), dtype=torch.bool)
 

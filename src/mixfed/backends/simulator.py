@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mixfed import tree
+from mixfed import rows, tree
 from mixfed.backends.executors import Execution, Pool, Tally, execute, keep_freed_memory
 from mixfed.batches import Batches, Plan, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
@@ -94,7 +94,10 @@ class Simulator:
         replies = []
         for source, clients, message, sent in self._waiting:
             plan = self._plan(source, clients, message, sent)
-            self.ledger.bytes_down += tree.nbytes(message.payload) * len(clients) + plan.bytes_of_extra()
+            alike = rows.shared(self.algorithm.rows, message.payload)
+            self.ledger.bytes_down += tree.nbytes(alike) * len(clients) + plan.bytes_of_extra()
+            for part, leaves in (message.first or {}).items():
+                self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
             tally = execute(self.algorithm, message, plan, self.privates, self._how(message, plan), self._pool)
             self._count(tally, plan, message)
             replies += _replies(tally, source, version - sent)
@@ -110,15 +113,20 @@ class Simulator:
         return plan_cohort(source, self.data[source], clients, batching, self.seed, version, sample, central)
 
     def _count(self, tally: Tally, plan: Plan, message: Message) -> None:
-        for client, private in tally.private:
-            self.privates.put(plan.source, client, private)
+        for clients, private in tally.private:
+            self.privates.put_all(plan.source, clients, private)
         self.dropped += [(plan.source, client) for client in tally.dropped]
         self.ledger.bytes_up += tally.upload_bytes
+        self.ledger.bytes_down += tally.row_bytes_down
 
         def measure(examples: int) -> int:
             batches: Batches = plan.client(0, self.algorithm.model.device).first(examples)
-            private = self.privates.get(plan.source, int(plan.clients[0]))
-            return count_flops(lambda: self.algorithm.client(message, private, batches))
+            private = self.privates.get(plan.source, int(plan.clients[0]), message.first)
+            received = message
+            if self.algorithm.rows:
+                picked = rows.pick(self.algorithm.rows, message.payload, batches, [int(plan.clients[0])])
+                received, batches = picked.given(message), picked.batches
+            return count_flops(lambda: self.algorithm.client(received, private, batches))
 
         steps, examples = int(plan.steps.sum()), int(plan.examples.sum())
         self.ledger.count_clients(("clients", plan.source), measure, steps, examples)
@@ -126,18 +134,25 @@ class Simulator:
     def _how(self, message: Message, plan: Plan) -> Execution:
         if plan.source not in self._chosen:
             self._chosen[plan.source] = self._choose(message, plan)
-        return self._chosen[plan.source]
+        how = self._chosen[plan.source]
+        if not how.chunk:
+            return how
+        why_not = self._vmap_cannot(plan)  # this cohort may be ragged where the first one was not
+        if why_not and self.executor == "vmap":
+            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
+        if why_not:
+            return Execution("loop", 0, self.threads)
+        return replace(how, chunk=min(how.chunk, self._chunk_size(plan)))
 
     def _choose(self, message: Message, plan: Plan) -> Execution:
         loop = Execution("loop", 0, self.threads)
         chunk = self._chunk_size(plan)
         vmap = Execution("vmap", chunk, self.threads)
         why_not = self._vmap_cannot(plan)
-        if self.executor == "vmap" and why_not:
-            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
         if self.executor != "auto":
             return vmap if self.executor == "vmap" else loop
         if why_not or len(plan) == 1:
+            self.say(f"Executor: {loop}; {why_not or 'a cohort of one client leaves nothing to batch'}.")
             return loop
         remembered = _Remembered(self._signature(message, plan))
         known = remembered.load()
@@ -153,10 +168,10 @@ class Simulator:
         for how in candidates:
             try:
                 execute(self.algorithm, message, few.first_clients(2), self.privates, how, self._pool)
-            except (RuntimeError, NotImplementedError) as error:
+            except InputError as error:
                 if how.name == "loop":
                     raise
-                self.say(f"Executor: vmap cannot run this model ({str(error).splitlines()[0]}).")
+                self.say(f"Executor: vmap cannot run this model ({str(error.__cause__ or error).splitlines()[0]}).")
                 continue
             took = []
             for _ in range(3):
@@ -172,7 +187,10 @@ class Simulator:
 
     def _chunk_size(self, plan: Plan) -> int:
         """As many clients as fit the cache, and at least enough for every thread, within the memory budget."""
-        weights = sum(x.numel() * x.element_size() for x in self.algorithm.model.initial().values())
+        model = self.algorithm.model
+        slots = rows.slots(self.algorithm.rows, plan)
+        sizes = [(min(s[0], slots.get(n, s[0])), *s[1:]) if s else s for n, s in model.shapes.items()]
+        weights = 4 * sum(int(np.prod(size)) for size in sizes)
         per_client = 3 * weights + 4 * plan.bytes_per_client() + 1
         if self._chunk is None:
             share = -(-len(plan) // self.threads)
@@ -192,6 +210,7 @@ class Simulator:
         fields = [(n, list(a.shape[1:])) for n, a in self.data[plan.source].arrays.items()]
         work = [
             self.algorithm.name,
+            list(self.algorithm.rows),
             shapes,
             fields,
             list(plan.rows.shape),
@@ -226,10 +245,21 @@ class _Remembered:
 def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:
     if tally.uploads:
         return [
-            Reply(upload.values, float(upload.weight), (client,), source, staleness)
+            Reply(upload.values, float(upload.weight), (client,), source, staleness, upload.rows, _ones(upload.rows))
             for client, upload in sorted(tally.uploads, key=lambda item: item[0])
         ]
     if not tally.used:
         return []
     total = {k: tree.scale(v, 1.0 / tally.weight) for k, v in (tally.total or {}).items()}
-    return [Reply(total, tally.weight, tuple(tally.used), source, staleness)]
+    ids: dict[str, torch.Tensor] = {}
+    touched: dict[str, torch.Tensor] = {}
+    if tally.row_sum is not None:
+        ids, weights, sums = tally.row_sum.result()
+        touched = tree.scale(weights, 1.0 / tally.weight)
+        for part, tables in sums.items():
+            total[part] = total.get(part, {}) | {t: x.mul_(1.0 / tally.weight) for t, x in tables.items()}
+    return [Reply(total, tally.weight, tuple(tally.used), source, staleness, ids, touched)]
+
+
+def _ones(ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {table: torch.ones(len(i), device=i.device) for table, i in ids.items()}

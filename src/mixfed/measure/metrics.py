@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.batches import gather
-from mixfed.core import CLIENTS
+from mixfed.core import CLIENTS, Personal
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
 from mixfed.model import Batch, Model
@@ -26,9 +26,10 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
     """Whether the prediction is right: the largest logit, or a single logit above zero. Sequences: the mean."""
     labels = batch["y"]
     if outputs.shape[-1] == 1 or outputs.shape == labels.shape:
-        return (outputs.reshape(labels.shape) > 0).eq(labels > 0.5).float()
-    right = outputs.argmax(-1).eq(labels).float()
-    return right if right.ndim == 1 else right.mean(dim=1)
+        right = (outputs.reshape(labels.shape) > 0).eq(labels > 0.5)
+    else:
+        right = outputs.argmax(-1).eq(labels)
+    return right.float().reshape(len(labels), -1).mean(dim=1)
 
 
 EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy}
@@ -40,13 +41,13 @@ def evaluator(
     data: CentralData | Mapping[str, CentralData],
     metrics: Sequence[str] = ("loss", "accuracy"),
     *,
-    personal: bool = False,
+    personal: Personal | None = None,
     batch_size: int = 1024,
 ) -> Callable[[Params, PrivateStore], dict[str, float]]:
     """A function that evaluates parameters on the data; with several sets, each by name: ``accuracy_chat``.
 
-    A set named "" gives plain names. With ``personal`` (Local only) there is no common model: the metrics are the
-    mean over the models of all clients that have trained so far.
+    A set named "" gives plain names. With ``personal`` clients have models of their own: the metrics are the mean over
+    the models of all clients that have trained so far.
     """
     for name in metrics:
         if name not in METRICS:
@@ -54,9 +55,10 @@ def evaluator(
     sets = dict(data) if isinstance(data, Mapping) else {"": data}
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
-        models = [p["params"] for _, p in privates.items(CLIENTS)] if personal else [params]
+        models = (personal(params, p) for _, p in privates.items(CLIENTS)) if personal else iter([params])
         measured = [_measure_all(model, p, sets, metrics, batch_size) for p in models]
-        return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]} if measured else {}
+        measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
+        return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
 
     return evaluate
 
@@ -83,10 +85,10 @@ def measure(
         for start in range(0, len(data), batch_size):
             batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
             outputs = model.outputs(weights, batch, training=False)
-            outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
+            outputs = _wide(outputs) if isinstance(outputs, Tensor) else outputs
             for name in metrics:
                 if name == "auc":
-                    scores.append(outputs.reshape(len(batch["y"]), -1)[:, -1].cpu().numpy())
+                    scores.append(_scores(outputs.reshape(len(batch["y"]), -1)).cpu().numpy())
                     labels.append(batch["y"].cpu().numpy())
                     continue
                 values = model.criterion(outputs, batch) if name == "loss" else EXAMPLE_METRICS[name](outputs, batch)
@@ -95,6 +97,17 @@ def measure(
     if scores:
         found["auc"] = _auc(np.concatenate(labels), np.concatenate(scores))
     return {name: found[name] for name in metrics}
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) if outputs.is_floating_point() else outputs
+
+
+def _scores(outputs: Tensor) -> Tensor:
+    """How much an example looks like the second class: one logit, or the difference of two."""
+    if outputs.shape[1] > 2:
+        raise InputError(f"AUC needs a model with one or two outputs, and this one has {outputs.shape[1]}.")
+    return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
 
 
 def _auc(labels: NDArray[Any], scores: NDArray[Any]) -> float:

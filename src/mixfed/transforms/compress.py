@@ -33,9 +33,16 @@ def compress(
     whole, trained = model.initial(), model.trained(model.initial())
     likes = {"params": core.sent_down(model, whole), "delta": core.change(model, whole, whole)}
 
-    def like(name: str) -> Params:
-        """Names, shapes and precision of what travels under a name; both ends know them from the model."""
-        return tree.cast(likes.get(name, trained), model.dtype)
+    def like(name: str, encoded: Params | None = None) -> Params:
+        """Names, shapes and precision of what travels under a name; both ends know them from the model.
+
+        Of an encoded tree: of the leaves that are in it (a client may keep some to itself).
+        """
+        leaves = likes.get(name, trained)
+        if encoded is not None:
+            present = {path.rpartition(":")[0] for path in encoded}
+            leaves = {n: x for n, x in leaves.items() if n in present}
+        return tree.cast(leaves, model.dtype)
 
     def init(params: Params) -> State:
         lost = {source: {n: tree.zeros(like(n)) for n in down} for source in algorithm.batching}
@@ -57,7 +64,7 @@ def compress(
         return messages
 
     def client(received: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
-        payload = {n: down[n].decode(x, like(n)) if n in down else x for n, x in received.payload.items()}
+        payload = {n: down[n].decode(x, like(n, x)) if n in down else x for n, x in received.payload.items()}
         inner = {n: p for n, p in private.items() if not n.startswith("lost:")}
         sent, inner = algorithm.client(replace(received, payload=payload), inner, batches)
         values = dict(sent.values)
@@ -71,7 +78,7 @@ def compress(
         return Upload(values, sent.weight), inner | lost
 
     def arrive(values: dict[str, Params]) -> dict[str, Params]:
-        return algorithm.arrive({n: up[n].decode(x, like(n)) if n in up else x for n, x in values.items()})
+        return algorithm.arrive({n: up[n].decode(x, like(n, x)) if n in up else x for n, x in values.items()})
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         after = {"lost": state["lost"] | server.notes["lost"]} if "lost" in state else {}

@@ -1,0 +1,111 @@
+"""LG-FedAvg: part of the model stays on the client, the rest is learnt together (Liang et al., 2020).
+
+The model is g ∘ ℓ by the names of its parameters: the local ℓ_m of client m stays on its device from round to round,
+and only the global g travels. Both are trained end to end on the client's loss, and g is averaged by N_m/N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mixfed import tree
+from mixfed.batches import Batches
+from mixfed.core import Algorithm, Message, Private, Server, State, Upload
+from mixfed.errors import InputError
+from mixfed.model import Model
+from mixfed.tree import Params
+
+LOCAL = "local"
+
+
+def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_start: int = 0) -> Algorithm:
+    """Any algorithm in which the parameters that do not match ``is_global`` stay on the client.
+
+    The first ``warm_start`` rounds are the base algorithm on the whole model; a client then starts from the local
+    part they ended with, which it is sent once, the first time it is asked. Without a warm start every client starts
+    from the model's initial values, which it knows. The server's own copy of the local part stays where it was,
+    unless a centre trains it: then it is the centre's own representation, as of one more device.
+
+    All parameters global is the base algorithm; none is Local only.
+    """
+    if warm_start < 0:
+        raise InputError(f"A warm start takes 0 or more rounds, not {warm_start}.")
+    model = base.model
+    local = _local_names(model, is_global)
+    if not local:
+        return base
+
+    def travelling(leaves: Params) -> Params:
+        return {n: x for n, x in leaves.items() if n not in local}
+
+    def own(params: Params) -> Params:
+        return tree.cast({n: params[n] for n in local}, model.dtype)
+
+    def broadcast(state: State, server: Server) -> dict[str, Message]:
+        messages = base.broadcast(state, server)
+        if server.round < warm_start:
+            return messages
+        sent = {}
+        for source, message in messages.items():
+            whole = message.payload.get("params", {})
+            if not set(local) <= set(whole):
+                raise InputError(
+                    f"{base.name} sends no plain parameters to keep a part of at home; compress the result instead."
+                )
+            payload = {name: travelling(leaves) for name, leaves in message.payload.items()}
+            sent[source] = replace(message, payload=payload, first={LOCAL: own(whole)} if warm_start else message.first)
+        return sent
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        if message.round < warm_start:
+            return base.client(message, private, batches)
+        mine = private[LOCAL]
+        whole = message.payload | {"params": message["params"] | mine}
+        kept = {part: leaves for part, leaves in private.items() if part != LOCAL}
+        upload, kept = base.client(replace(message, payload=whole), kept, batches)
+        if not set(local) <= set(upload.values.get("delta", {})):
+            raise InputError(f"{base.name} uploads no plain change of the parameters to keep a part of at home.")
+        trained = {n: mine[n] + upload.values["delta"][n] for n in local}
+        values = {name: travelling(leaves) for name, leaves in upload.values.items()}
+        return Upload(values, upload.weight), kept | {LOCAL: trained}
+
+    def private(params: Params) -> Private:
+        return base.private(params) | ({} if warm_start else {LOCAL: own(params)})
+
+    def personal(params: Params, private: Private) -> Params:
+        inner = base.personal(params, private) if base.personal else params
+        return inner | private.get(LOCAL, {})
+
+    return replace(
+        base,
+        name=f"lg_{base.name}",
+        broadcast=broadcast,
+        client=client,
+        private=private,
+        personal=personal,
+    )
+
+
+def layers(model: Model) -> list[str]:
+    """The layers that have parameters, in the order of the module."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in model.trainable))
+
+
+def global_layers(model: Model, count: int, side: str = "last") -> Callable[[str], bool]:
+    """Whether a parameter (or buffer) belongs to the last or first ``count`` layers."""
+    known = layers(model)
+    if not 0 <= count <= len(known):
+        raise InputError(f"The model has {len(known)} layers, so {count} of them cannot be global.")
+    chosen = known[len(known) - count :] if side == "last" else known[:count]
+    return lambda name: name.rpartition(".")[0] in chosen
+
+
+def named(prefixes: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a parameter's name begins with one of these."""
+    return lambda name: name.startswith(tuple(prefixes))
+
+
+def _local_names(model: Model, is_global: Callable[[str], bool]) -> tuple[str, ...]:
+    shared = model.trainable + (model.buffers if model.buffer_policy == "average" else ())
+    return tuple(name for name in shared if not is_global(name))
