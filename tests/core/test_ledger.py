@@ -1,0 +1,117 @@
+"""The ledger: bytes, examples and FLOPs against counts made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mixfed.algorithms.baselines import center
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.batches import Batching
+from mixfed.core import CLIENTS, Message
+from mixfed.local import LocalTrainer
+from mixfed.losses import cross_entropy
+from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.model import Model
+from mixfed.optim import adam, sgd
+from tests.core.helpers import averaging, clients, train
+
+
+def one_layer() -> Model:
+    return Model(nn.Linear(3, 4), cross_entropy)
+
+
+def two_layers() -> Model:
+    return Model(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), cross_entropy)
+
+
+FLOPS = {
+    # A product of [n, 3] and [3, 4] is 2·12·n; forward, and backward for the weight (the input needs no gradient).
+    "one": (one_layer, 24 + 24),
+    # As above, and 2·8·n forward, backward for the weight, and backward for the hidden layer.
+    "two": (two_layers, 24 + 24 + 16 + 16 + 16),
+}
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("name", FLOPS)
+@pytest.mark.parametrize("optimizer", [sgd(0.1), adam(0.1)], ids=["sgd", "adam"])
+def test_clients(name: str, executor: str, optimizer: object) -> None:
+    """Two rounds of two epochs over 3 + 7 + 5 examples are 60 examples."""
+    make, per_example = FLOPS[name]
+    model = make()
+    result = train(averaging(model, Batching(2, epochs=2), optimizer), clients([3, 7, 5]), executor, rounds=2)
+    size = 4 * sum(x.numel() for x in model.initial().values())
+    assert result.ledger == {
+        "bytes_down": 2 * 3 * size,
+        "bytes_up": 2 * 3 * size,
+        "client_examples": 60,
+        "server_examples": 0,
+        "client_flops": 60 * per_example,
+        "server_flops": 0,
+    }
+
+
+def test_centre() -> None:
+    """Three rounds of four steps on batches 3, 3, 1, 3 | 3, 1, 3, 3 | 1, 3, 3, 1 of seven examples are 28 examples."""
+    algorithm = center(LocalTrainer(one_layer(), sgd(0.1), Batching(3, steps=4)))
+    result = train(algorithm, {}, rounds=3, central=clients([7]).pooled())
+    expected = {"server_examples": 28, "server_flops": 28 * 48}
+    assert result.ledger == dict.fromkeys(result.ledger, 0) | expected
+
+
+def test_work_on_the_parameters_counts_once_a_step() -> None:
+    """A loss with a product of the weight with itself: 2·4·3·4 forward and twice that backward, whatever the batch."""
+
+    def loss(params: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        w = params["weight"]
+        return model.loss(params, batch) + (w @ w.T).sum()
+
+    model = one_layer()
+    algorithm = fedavg(LocalTrainer(model, sgd(0.1), Batching(2, epochs=1), loss=loss))
+    result = train(algorithm, clients([3, 7]), rounds=1)  # 2 + 4 steps, 10 examples
+    assert result.ledger["client_flops"] == 10 * 48 + 6 * 3 * 2 * 4 * 3 * 4
+
+
+def test_bytes_are_those_of_the_tensors_that_travel() -> None:
+    """Messages of mixed types: what each tensor's elements weigh, times the cohort."""
+    base = averaging(one_layer())
+    more = {"extra": {"a": torch.zeros(5, dtype=torch.int8), "b": torch.zeros(3, dtype=torch.float64)}}
+
+    def broadcast(state, server):  # type: ignore[no-untyped-def]
+        message = base.broadcast(state, server)[CLIENTS]
+        return {CLIENTS: Message(message.payload | more, message.round)}
+
+    from dataclasses import replace
+
+    result = train(replace(base, broadcast=broadcast), clients([3, 7]), rounds=1)
+    assert result.ledger["bytes_down"] == 2 * (4 * 16 + 5 + 24)
+    assert result.ledger["bytes_up"] == 2 * 4 * 16
+
+
+def test_dropped_updates_have_been_sent_and_cost_what_they_cost() -> None:
+    data = clients([4, 4])
+    data.arrays["x"][5] = np.nan
+    result = train(averaging(one_layer()), data, rounds=1)
+    assert result.dropped == 1
+    assert result.ledger["bytes_up"] == 2 * 4 * 16
+    assert result.ledger["client_examples"] == 16
+
+
+def test_totals_come_back_from_a_checkpoint() -> None:
+    ledger = Ledger(bytes_down=1, client_flops=2)
+    again = Ledger()
+    again.restore(ledger.totals())
+    assert again == ledger
+    assert set(ledger.totals()) == {f"{kind}_{what}" for kind, what in [("bytes", "down"), ("bytes", "up")]} | {
+        f"{who}_{what}" for who in ("client", "server") for what in ("examples", "flops")
+    }
+
+
+def test_parametrized_modules_are_counted() -> None:
+    """torch's own counter fails on them, because a module's input is a parameter."""
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    x = torch.randn(5, 3)
+    assert count_flops(lambda: module(x).sum().backward()) == 5 * 48
