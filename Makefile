@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+BENCH := .venv-bench
 OUT ?= runs/demo
 
 .PHONY: demo test bench clean
@@ -20,12 +21,12 @@ test: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
-bench: $(VENV)/installed
-	$(INSTALL) -r benchmarks/requirements.txt
-	$(BIN)/python benchmarks/run.py
+# The peers want other versions of some packages than the tested set, so they live in an environment of their own.
+bench: $(BENCH)/installed
+	$(BENCH)/bin/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -36,4 +37,9 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(INSTALL) -e '.[test]'
+	touch $@
+
+$(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)" -e . -r benchmarks/requirements.txt
 	touch $@

@@ -17,6 +17,7 @@ import math
 import platform
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,13 @@ class RunFolder:
         """Writes the complete recipe."""
         write_atomically(self.config, recipe.toml().encode())
 
+    def forget(self) -> None:
+        """Removes the traces of a run that was refused before it began, so that the mended command can use the name."""
+        self.config.unlink(missing_ok=True)
+        self.metrics.unlink(missing_ok=True)
+        with suppress(OSError):  # other files may be in the folder
+            self.path.rmdir()
+
     def finished(self) -> dict[str, Any] | None:
         """The result, if the run has finished."""
         if not self.result.is_file():
@@ -134,13 +142,18 @@ def run_in_folder(
         folder.write_config(recipe)
     saved = checkpoints.load() if resume else None
     folder.write_history(saved["history"] if saved else [])
-    result = experiment.run(
-        callbacks=[folder.append, *callbacks],
-        checkpoints=checkpoints,
-        resume=resume,
-        should_stop=should_stop,
-        say=say,
-    )
+    try:
+        result = experiment.run(
+            callbacks=[folder.append, *callbacks],
+            checkpoints=checkpoints,
+            resume=resume,
+            should_stop=should_stop,
+            say=say,
+        )
+    except InputError:
+        if not folder.checkpoints.exists():
+            folder.forget()
+        raise
     if result.finished:
         folder.write_history(result.history)
         save_params(folder.model, result.params)

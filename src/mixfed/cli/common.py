@@ -26,7 +26,8 @@ stdout = Console(highlight=False)
 def sentence(text: object) -> None:
     """One sentence for the user, on standard error, in one piece however narrow the terminal."""
     words = " ".join(str(text).split())
-    words = words[:1].upper() + words[1:]
+    if words.partition(" ")[0].isalpha():  # not a path or the name of a setting
+        words = words[0].upper() + words[1:]
     stderr.print(
         words if words.endswith((".", "?", "!")) else words + ".", style="bold red", markup=False, soft_wrap=True
     )
@@ -66,11 +67,18 @@ class Given:
         return recipes.load(self.recipe)
 
     def on(self, table: Table, **more: Any) -> Recipe:
-        """The complete recipe: a table with the settings, then the options, then ``more`` applied."""
+        """The complete recipe: a table with the settings, then the options, then ``more`` applied.
+
+        They come after what the table says for the algorithm that they choose.
+        """
+        algorithm = self._set(table, more).get("algorithm", Recipe.algorithm)
+        return recipes.resolve(self._set(recipes.chosen(table, algorithm), more))
+
+    def _set(self, table: Table, more: Table) -> Table:
         table = recipes.override(table, self.settings)
         for key, value in (self.options | more).items():
             recipes.set_key(table, key.split("."), value)
-        return recipes.resolve(table)
+        return table
 
 
 _KEYS = {"executor": "simulator.executor"}
@@ -109,16 +117,16 @@ class Interrupts:
         return typer.Exit(128 + (self.received or signal.SIGINT))
 
 
-def progress() -> Progress:
-    """A live bar on standard error."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(),
-        console=stderr,
-    )
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A live bar on standard error; it leaves no trace where an error is to be read."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=stderr) as bar:
+        try:
+            yield bar
+        except (InputError, RunStopped, OSError):
+            bar.live.transient = True
+            raise
 
 
 def shown_on(bar: Progress, task: Any) -> Callable[[Record], None]:

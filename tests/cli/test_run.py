@@ -1,0 +1,74 @@
+"""``mixfed run``, ``list`` and ``data`` through a real process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from mixfed import recipe as recipes
+
+from .tools import TINY, environment, last_json, mixfed
+
+LEDGER = {"bytes_down", "bytes_up", "client_examples", "server_examples", "client_flops", "server_flops"}
+
+
+def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
+    done = mixfed("run", "digits", "--rounds", "4", "--seed", "3", *TINY, "--json", cwd=tmp_path)
+    folder = tmp_path / "runs" / "digits-fedavg-seed3"
+    assert {f.name for f in folder.iterdir()} == {
+        "config.toml", "metrics.jsonl", "metrics.png", "model.safetensors", "result.json", "checkpoints",
+    }  # fmt: skip
+    result = last_json(done)
+    assert result == json.loads((folder / "result.json").read_text())
+    assert set(result) == {"metrics", "ledger", "rounds", "seconds", "seed", "versions"}
+    assert set(result["ledger"]) == LEDGER
+    assert (result["rounds"], result["seed"]) == (4, 3)
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [entry.pop("round") for entry in history] == [1, 2, 3, 4]
+    assert history[-1] == result["metrics"]
+    assert list(load_file(folder / "model.safetensors")) == ["1.bias", "1.weight", "3.bias", "3.weight"]
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert recipes.resolve(config).table() == config
+    assert (config["rounds"], config["seed"], config["cohort"]) == (4, 3, 3)
+    assert "accuracy" in done.stdout
+    assert str(Path("runs") / "digits-fedavg-seed3") in done.stdout
+    assert "4/4" in done.stderr
+
+
+def test_a_config_is_a_recipe_that_gives_the_same_model(tmp_path: Path) -> None:
+    options = ["--algorithm", "fedadam", "--set", "algorithms.fedadam.learning_rate=0.05", "--executor", "vmap"]
+    mixfed("run", "digits", "--rounds", "3", *TINY, *options, "--out", tmp_path / "a")
+    mixfed("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+def test_list_names_everything() -> None:
+    told = mixfed("list").stdout
+    for name in ("fedavg", "gradient_2way", "oracle", "digits", "smile", "fashion-mnist"):
+        assert f" {name} " in told
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, mixfed.cli; assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+    told = mixfed("--help").stdout
+    assert all(f" {command} " in told for command in ("run", "compare", "list", "data"))
+
+
+def test_data_prints_and_draws_who_holds_what(tmp_path: Path) -> None:
+    told = mixfed("data", "digits", "--plot", tmp_path / "holdings.png").stdout
+    assert "50 clients" in told
+    assert "centre" in told
+    assert (tmp_path / "holdings.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_whose_updates_are_all_bad_stops_with_a_sentence(tmp_path: Path) -> None:
+    options = ["--rounds", "9", *TINY, "--set", "client.learning_rate=1e39", "--out", tmp_path / "run"]
+    done = mixfed("run", "digits", *options, expect=1)
+    assert "not finite" in done.stderr
+    assert not (tmp_path / "run" / "result.json").exists()

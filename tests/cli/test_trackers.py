@@ -1,0 +1,57 @@
+"""Trackers, with the real packages: what a run reports is what they show, also after an interruption."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from mixfed import recipe as recipes
+from mixfed.errors import InputError
+from mixfed.folder import RunFolder
+from mixfed.trackers import TRACKERS
+
+from .tools import TINY, lines, mixfed, start, wait_for
+
+
+def interrupted_run(tracker: str, folder: Path) -> list[dict[str, float]]:
+    """A tracked run that is stopped once and resumed; returns what metrics.jsonl says."""
+    command = ["run", "digits", "--rounds", "50", *TINY, "--executor", "loop", "--track", tracker, "--out", folder]
+    process = start(*command)
+    wait_for(lambda: lines(folder) >= 5, process)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143, told
+    mixfed(*command, "--resume")
+    return RunFolder(folder).history()
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    history = interrupted_run("tensorboard", tmp_path / "run")
+    shown = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    shown.Reload()
+    points = shown.Scalars("accuracy")
+    assert [(p.step, pytest.approx(p.value)) for p in points] == [(h["round"], h["accuracy"]) for h in history]
+    assert shown.Scalars("ledger/bytes_up")[-1].value > 0
+
+
+def test_mlflow(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    history = interrupted_run("mlflow", tmp_path / "run")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
+    run = (tmp_path / "run" / "mlflow-run-id").read_text()
+    points = sorted((m.step, m.value) for m in client.get_metric_history(run, "accuracy"))
+    assert points == [(h["round"], h["accuracy"]) for h in history]
+    assert client.get_run(run).data.params["client.learning_rate"] == "0.1"
+    assert client.get_run(run).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_missing_package_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(InputError, match=rf"mixfed\[{name}\]"):
+        TRACKERS[name](tmp_path, recipes.resolve(recipes.load("digits")), False)

@@ -1,0 +1,80 @@
+"""Running the command as a user does: in a process of its own, or (where only a sentence is at stake) in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixfed.cli import app
+
+TINY = ["--set", "data.partition.clients=10", "--set", "cohort=3", "--set", "evaluate.every=1"]
+COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'mixfed'; from mixfed.cli import main; main()"]
+WAIT = 120.0
+
+
+def environment() -> dict[str, str]:
+    """One intra-op thread: tests share the machine."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "MIXFED_DATA": ""}
+
+
+def mixfed(*arguments: str | Path, expect: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end and checks its exit code."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=WAIT, **options
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts the command and leaves it running."""
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until the condition holds, while the process runs."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "nothing happened for too long"
+        time.sleep(0.005)
+
+
+def lines(folder: Path) -> int:
+    """How many rounds the run in the folder has reported so far."""
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last line of standard output as strict JSON."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1], parse_constant=refuse)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one sentence with which the command, run in this process, refuses; its exit code must be 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        app([str(a) for a in arguments])
+    told = capsys.readouterr()
+    assert stop.value.code == 2, told
+    assert "Traceback" not in told.err
+    (sentence,) = [line for line in told.err.strip().splitlines() if not line.startswith("Executor: ")]
+    assert sentence.endswith((".", "?"))
+    return sentence

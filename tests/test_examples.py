@@ -1,0 +1,39 @@
+"""The examples run as they are, and the public names are what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mixfed
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_bring_your_own() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "bring_your_own.py"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    accuracy = {name: float(value) for name, value in re.findall(r"(\w+): accuracy ([\d.]+)", done.stdout)}
+    assert accuracy["fedavg"] < 0.55  # it has never seen the other five digits
+    assert accuracy["gradient_2way"] > 0.85
+
+
+def test_public_names() -> None:
+    assert len(set(mixfed.__all__)) == len(mixfed.__all__)
+    assert set(mixfed.__all__) == set(mixfed._HOME)
+    for name in mixfed.__all__:
+        assert getattr(mixfed, name) is getattr(sys.modules[mixfed._HOME[name]], name)
+
+
+def test_the_function_run_is_not_hidden_by_its_module() -> None:
+    from mixfed import run
+    from mixfed.run import run as same
+
+    assert run is same
+    assert mixfed.run is same
