@@ -146,20 +146,21 @@ class Simulator:
 
     def _choose(self, message: Message, plan: Plan) -> Execution:
         loop = Execution("loop", 0, self.threads)
-        chunk = self._chunk_size(plan)
-        vmap = Execution("vmap", chunk, self.threads)
+        chunks = {self._chunk_size(plan), self._chunk_size(plan, _CACHE)}
+        vmaps = [Execution("vmap", chunk, self.threads) for chunk in sorted(chunks, reverse=True)]
         why_not = self._vmap_cannot(plan)
         if self.executor != "auto":
-            return vmap if self.executor == "vmap" else loop
+            return vmaps[0] if self.executor == "vmap" else loop
         if why_not or len(plan) == 1:
             self.say(f"Executor: {loop}; {why_not or 'a cohort of one client leaves nothing to batch'}.")
             return loop
         remembered = _Remembered(self._signature(message, plan))
         known = remembered.load()
-        if known in ("loop", "vmap"):
-            self.say(f"Executor: {vmap if known == 'vmap' else loop}, as timed earlier on this machine.")
-            return vmap if known == "vmap" else loop
-        return self._timed(message, plan, [loop, vmap], remembered)
+        for how in (loop, *vmaps):
+            if known == str(how):
+                self.say(f"Executor: {how}, as timed earlier on this machine.")
+                return how
+        return self._timed(message, plan, [loop, *vmaps], remembered)
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
@@ -180,13 +181,13 @@ class Simulator:
                 took.append(time.perf_counter() - start)
             seconds[how] = min(took)
         best = min(seconds, key=lambda how: seconds[how])
-        timings = ", ".join(f"{how.name} {1000 * s / len(few):.2f} ms" for how, s in seconds.items())
+        timings = ", ".join(f"{1000 * s / len(few):.2f} ms by {how}" for how, s in seconds.items())
         self.say(f"Executor: {best}; a client takes {timings}.")
-        remembered.save(best.name)
+        remembered.save(str(best))
         return best
 
-    def _chunk_size(self, plan: Plan) -> int:
-        """As many clients as fit the cache, and at least enough for every thread, within the memory budget."""
+    def _chunk_size(self, plan: Plan, cache: int | None = None) -> int:
+        """A thread's share of the cohort, or as many clients as fit the cache, always within the memory budget."""
         model = self.algorithm.model
         slots = rows.slots(self.algorithm.rows, plan)
         sizes = [(min(s[0], slots.get(n, s[0])), *s[1:]) if s else s for n, s in model.shapes.items()]
@@ -194,7 +195,7 @@ class Simulator:
         per_client = 3 * weights + 4 * plan.bytes_per_client() + 1
         if self._chunk is None:
             share = -(-len(plan) // self.threads)
-            chunk = max(1, min(_CACHE // per_client, share))
+            chunk = share if cache is None else max(1, min(cache // per_client, share))
         else:
             chunk = self._chunk
         return int(max(1, min(chunk, self.memory // (per_client * self.threads), len(plan))))
