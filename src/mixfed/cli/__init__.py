@@ -110,6 +110,29 @@ def probe_command(
         probe.execute(given, rounds, repeats, out, to_json=json)
 
 
+@app.command("study")
+def study_command(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A packaged study (see 'mixfed list') or a .toml.")],
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
+    settings: Settings = None,
+    rounds: Rounds = None,
+    data: DataFolder = None,
+    device: Device = None,
+    executor: Executor = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Run a recipe at several settings; finished runs in the folder are taken as they are."""
+    from mixfed import studies
+    from mixfed.cli import common
+    from mixfed.cli import study as command
+
+    with common.reported():
+        chosen = studies.load(study)
+        given = common.Given(chosen.recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
+        command.execute(given, chosen, seeds, out, to_json=json)
+
+
 @app.command("data")
 def data_command(
     recipe: RecipeName,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -65,6 +66,12 @@ class Given:
     def base(self) -> Table:
         """The recipe as it was written."""
         return recipes.load(self.recipe)
+
+    def with_settings(self, settings: list[str]) -> Given:
+        """The same with more settings, which those of the command line may overrule."""
+        more = copy(self)
+        more.settings = settings + self.settings
+        return more
 
     def on(self, table: Table, **more: Any) -> Recipe:
         """The complete recipe: a table with the settings, then the options, then ``more`` applied.

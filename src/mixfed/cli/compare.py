@@ -22,7 +22,7 @@ from mixfed.report.tables import comparison_tables
 
 def execute(given: Given, algorithms: str, seeds: str, out: Path | None, *, resume: bool, as_json: bool) -> None:
     """Runs every algorithm with every seed, each in a folder of its own, and sums up."""
-    names, numbers = _words(algorithms, "--algorithms"), [_seed(s) for s in _words(seeds, "--seeds")]
+    names, numbers = _words(algorithms, "--algorithms"), numbers_of(seeds)
     base = given.base()
     recipes = {(n, s): given.on(base, algorithm=n, seed=s) for s in numbers for n in names}
     first = next(iter(recipes.values()))
@@ -69,7 +69,7 @@ def _train_all(
             if found is None:
                 if dealt[0] != seed:
                     dealt = (seed, build_scenario(recipe))
-                found = _train(recipe, dealt[1], folder, interrupts, bar)
+                found = train_in(recipe, dealt[1], folder, interrupts, bar)
             results[name, seed] = found
             if interrupts.asked() and len(results) < len(recipes):
                 bar.stop()
@@ -78,7 +78,8 @@ def _train_all(
     return results
 
 
-def _train(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Interrupts, bar: Progress) -> dict[str, Any]:
+def train_in(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Interrupts, bar: Progress) -> dict[str, Any]:
+    """Trains (or goes on training) in a folder of its own; an interrupt ends the command."""
     task = bar.add_task(f"{recipe.algorithm} · seed {recipe.seed}", total=recipe.rounds, told="")
     try:
         result = run_in_folder(
@@ -96,6 +97,11 @@ def _train(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Interru
         raise interrupts.exit()
     report_dropped(result)
     return result_json(result)
+
+
+def numbers_of(seeds: str) -> list[int]:
+    """Seeds from text with commas between."""
+    return [_seed(word) for word in _words(seeds, "--seeds")]
 
 
 def _words(text: str, option: str) -> list[str]:

@@ -7,17 +7,18 @@ import tomllib
 from rich.console import Console
 from rich.table import Table
 
+from mixfed import recipes, studies
 from mixfed.algorithms import ALGORITHMS
 from mixfed.data.sources import SOURCES
-from mixfed.recipes import packaged
 
 stdout = Console(highlight=False)
 
 
 def show() -> None:
-    """Three tables: algorithms, recipes, data sources."""
+    """Four tables: algorithms, recipes, studies, data sources."""
     _table("Algorithms", {name: entry.line for name, entry in ALGORITHMS.items()})
-    _table("Recipes", {name: tomllib.loads(text).get("title", "") for name, text in packaged().items()})
+    for heading, kind in (("Recipes", recipes), ("Studies", studies)):
+        _table(heading, {name: tomllib.loads(text).get("title", "") for name, text in kind.packaged().items()})
     _table("Data sources", {name: source.description for name, source in SOURCES.items()})
 
 

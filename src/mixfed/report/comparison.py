@@ -14,12 +14,12 @@ def compare_results(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    metrics = {name: _spread([run["metrics"].get(name) for run in runs]) for name in runs[0]["metrics"]}
+    metrics = {name: spread_of([run["metrics"].get(name) for run in runs]) for name in runs[0]["metrics"]}
     ledger = {name: round(float(np.mean([run["ledger"][name] for run in runs]))) for name in runs[0]["ledger"]}
     return {"metrics": metrics, "ledger": ledger}
 
 
-def _spread(values: list[float | None]) -> dict[str, Any]:
+def spread_of(values: list[float | None]) -> dict[str, Any]:
     """Mean and sample standard deviation; null where a run has no number to give."""
     numbers = [v for v in values if v is not None]
     if len(numbers) < len(values):

@@ -43,6 +43,29 @@ def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]
     if any(runs) and figure.axes:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
+    write_figure(figure, path)
+
+
+def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mapping[str, Any]]) -> None:
+    """A metric over the points of a study, a line per algorithm; points at which every run diverged are left out."""
+    figure = Figure(figsize=(6.4, 4.4), dpi=130, layout="constrained")
+    ax = figure.subplots()
+    names = list(dict.fromkeys(name for by_name in summary.values() for name in by_name))
+    for number, name in enumerate(names):
+        found = [(i, by_name[name]) for i, by_name in enumerate(summary.values()) if by_name[name]["mean"] is not None]
+        places, means = [i for i, _ in found], [f["mean"] for _, f in found]
+        spreads = [f["spread"] for _, f in found]
+        ax.errorbar(places, means, spreads, color=colormaps["tab10"](number % 10), marker="o", capsize=3, label=name)
+    ax.set_xticks(range(len(summary)), list(summary), fontsize=9)
+    ax.set_ylabel(metric.replace("_", " on ", 1))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9)
+    ax.set_title(title, fontsize=11, loc="left")
+    write_figure(figure, path)
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """The picture as a file, whole or not at all."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
     write_atomically(path, buffer.getvalue())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from mixfed.checkpoint import write_atomically
 from mixfed.measure.advice import Advice
 from mixfed.measure.dissimilarity import Dissimilarity
+from mixfed.report.plot import write_figure
 
 _TITLES = {
     "G2": "G̃²: gradient dissimilarity",
@@ -35,9 +34,7 @@ def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_yscale("log")
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
-    write_atomically(path, buffer.getvalue())
+    write_figure(figure, path)
 
 
 def probe_table(found: Dissimilarity) -> Table:

@@ -1,0 +1,92 @@
+"""The probe: dissimilarity derived by hand, smoothness of a quadratic, and advice that follows from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mixfed.algorithms import Setup
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
+from mixfed.measure.advice import advise, as_json
+from mixfed.measure.dissimilarity import Dissimilarity, measure_dissimilarity
+from mixfed.optim import sgd
+from tests.problems import point, trainer
+
+
+def quadratics() -> tuple[FederatedData, CentralData]:
+    """Clients pull w to 1 and 3 (curvature 1), the centre to −2 (curvature 4)."""
+    x = np.array([[1.0], [3.0]])
+    clients = FederatedData.from_arrays({"x": x, "c": np.ones_like(x)}, np.arange(2))
+    return clients, CentralData({"x": np.array([[-2.0]]), "c": np.array([[4.0]])})
+
+
+def measured(weights: tuple[float, float], rounds: int = 3, **options: object) -> Dissimilarity:
+    model = point([0.0])
+    setup = Setup(trainer(model, 0.1, 5), sgd(1.0), 10, trainer(model, 0.1, 5), weights=weights)
+    clients, centre = quadratics()
+    return measure_dissimilarity(setup, clients, centre, cohort=2, rounds=rounds, repeats=2, first_round=0, **options)
+
+
+def test_dissimilarity_by_hand() -> None:
+    # At w = 0 with weights ½: client gradients ½(0 − 1) and ½(0 − 3), mean a = −1; centre b = ½·4·2 = 4; a + b = 3.
+    # G̃² = (1 + 16)/½ − 9 = 25 = (a − b)².  B̃² = 34/9.  σ² = mean of (½², (3/2)²) − 1 = 1.25 − 1 = 0.25.  σ_c² = 0.
+    # Loss: ½·(½·1 + ½·9)/2 + ½·(½·4·4) = 1.25 + 4.  One step of rate 0.1 on the sum: w = −0.3.
+    # There: a = ½(−0.3 − 2) = −1.15, b = 2(−0.3 + 2) = 3.4; G̃² = 4.55² = 20.7025.
+    found = measured((0.5, 0.5))
+    first = {name: values[0, 0] for name, values in found.measured.items()}
+    expected = {"G2": 25.0, "B2": 34 / 9, "sigma2": 0.25, "sigma_c2": 0.0, "gradient2": 9.0, "loss": 5.25}
+    assert first == pytest.approx(expected, abs=1e-9)
+    assert found.measured["G2"][0, 1] == pytest.approx(20.7025, abs=1e-9)
+    assert found.largest("G2") == pytest.approx(25.0)
+    # The curvature of ½·1 + ½·4 is 2.5.
+    assert found.smoothness == pytest.approx(2.5, rel=1e-6)
+
+
+def test_dissimilarity_with_unequal_weights() -> None:
+    # w_f = ¾, w_c = ¼: a = −1.5, b = 2.  G̃² = 2.25/0.75 + 4/0.25 − 0.25 = 18.75.  B̃² = 19/0.25 = 76.
+    found = measured((0.75, 0.25))
+    assert found.measured["G2"][0, 0] == pytest.approx(18.75, abs=1e-9)
+    assert found.measured["B2"][0, 0] == pytest.approx(76.0, abs=1e-9)
+
+
+def test_central_variance_is_that_of_one_batch() -> None:
+    """Central targets ±1 with batches of one: the gradient is w ± 1, of variance 1 (σ_c² of the weighted loss: ¼)."""
+    model = point([0.0])
+    setup = Setup(trainer(model, 0.01), sgd(1.0), 10, trainer(model, 0.01, batch=1), weights=(0.5, 0.5))
+    clients = FederatedData.from_arrays({"x": np.zeros((2, 1))}, np.arange(2))
+    centre = CentralData({"x": np.repeat([[1.0], [-1.0]], 50, axis=0)})
+    found = measure_dissimilarity(setup, clients, centre, cohort=2, rounds=200, repeats=2, first_round=0)
+    assert float(found.measured["sigma_c2"].mean()) == pytest.approx(0.25, rel=0.2)
+
+
+def found_with(g2: float, sigma_c2: float = 0.01) -> Dissimilarity:
+    def full(value: float) -> np.ndarray:
+        return np.full((1, 5), value)
+
+    quantities = {"G2": full(g2), "B2": full(1.5), "sigma2": full(1.0), "sigma_c2": full(sigma_c2)}
+    quantities |= {"gradient2": full(1.0), "loss": full(2.0)}
+    return Dissimilarity(quantities, smoothness=2.0, first_round=1, client_batch=5, central_batch=100)
+
+
+def test_advice() -> None:
+    alike = advise(found_with(0.03), cohort=10, steps=4, server_rate=1.0, central_examples=5000)
+    unlike = advise(found_with(49.0), cohort=10, steps=4, server_rate=1.0, central_examples=5000)
+    few = advise(found_with(49.0), cohort=10, steps=4, server_rate=1.0, central_examples=30)
+    assert [a.algorithm for a in (alike, unlike, few)] == ["parallel", "gradient_1way", "gradient_2way"]
+    # Per-example central variance 0.01·100 = 1; S·1/|B_c| = σ² = 1 at |B_c| = 10, K times that for 1-way.
+    assert unlike.central_batch == {"parallel": 10, "gradient_1way": 40, "gradient_2way": 10}
+    # Table 4 with B² = 1: 1/(12·2·4), 1/(18·2·4), 1/(24·2·4).
+    assert unlike.largest_rate == pytest.approx(
+        {"parallel": 1 / 96, "gradient_1way": 1 / 144, "gradient_2way": 1 / 192}
+    )
+    assert unlike.slowdown > alike.slowdown > 1
+    assert "estimate" in " ".join(unlike.reasons)
+    assert as_json(found_with(49.0), unlike)["advice"]["algorithm"] == "gradient_1way"
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="weights"):
+        measured((1.0, 0.0))
+    with pytest.raises(InputError, match="more rounds"):
+        measured((0.5, 0.5), rounds=0)
