@@ -58,6 +58,20 @@ def test_executors_chunks_and_threads_agree(problem: str) -> None:
         assert other.ledger == loop.ledger
 
 
+def test_convolutions_run_in_channels_last() -> None:
+    """The loop hands images and kernels over in the layout that CPU convolutions like."""
+    seen: set[bool] = set()
+
+    def forward(module: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if module.training and len(batch["x"]) > 3:  # not the ledger's own trials
+            seen.update(t.is_contiguous(memory_format=torch.channels_last) for t in (batch["x"], module[0].weight))
+        return module(batch["x"])
+
+    convolutional = Model(cnn(2, 6, 2, (3, 4), 5), cross_entropy, forward=forward)
+    train(averaging(convolutional), clients([4, 8], (2, 6, 6)))
+    assert seen == {True}
+
+
 def test_memory_bounds_the_chunk() -> None:
     """A budget of one byte leaves chunks of one client, and the numbers stay."""
     make, data = PROBLEMS["mlp"]

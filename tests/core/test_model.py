@@ -18,7 +18,7 @@ from mixfed.model import Batch, Model
 from mixfed.models.networks import CharacterGRU, cnn
 from mixfed.optim import sgd
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
-from tests.problems import small_mlp
+from tests.problems import Point, half_square, small_mlp, targets
 
 
 class Tied(nn.Module):
@@ -113,6 +113,7 @@ def test_nothing_to_train_is_refused() -> None:
 def test_bfloat16_travels_and_the_server_keeps_float32(executor: str) -> None:
     data = clients([4, 6, 3], (2,), 3)
     half, whole = (train(averaging(small_mlp(dtype=d)), data, executor) for d in (torch.bfloat16, torch.float32))
+    assert_equal(small_mlp(dtype=torch.bfloat16).initial(), small_mlp().initial())
     assert {x.dtype for x in half.params.values()} == {torch.float32}
     assert 2 * half.ledger["bytes_down"] == whole.ledger["bytes_down"]
     assert 2 * half.ledger["bytes_up"] == whole.ledger["bytes_up"]
@@ -120,6 +121,16 @@ def test_bfloat16_travels_and_the_server_keeps_float32(executor: str) -> None:
     assert_close(half.params, whole.params, 0.15 * max(float(x.abs().max()) for x in moved.values()))
     # The average is taken in 32 bits: it need not be a number that 16 bits can hold.
     assert any(not torch.equal(x, x.bfloat16().float()) for x in half.params.values())
+
+
+@pytest.mark.parametrize(("executor", "chunk"), [("loop", None), ("vmap", 3)])
+def test_bfloat16_updates_are_summed_in_float32(executor: str, chunk: int | None) -> None:
+    """300 clients move w from 0 to 1; a sum in 16 bits would stay at 256, where 256 + 1 = 256."""
+    model = Model(Point([0.0]), half_square, dtype=torch.bfloat16)
+    result = train(
+        averaging(model, Batching(0, steps=1), sgd(1.0)), targets(*[[[1.0]]] * 300), executor, 1, chunk=chunk
+    )
+    assert float(result.params["w"]) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_float64() -> None:

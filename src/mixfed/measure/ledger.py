@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from mixfed.tree import Params
 
@@ -62,18 +63,27 @@ class Ledger:
 
 def count_flops(function: Callable[[], Any]) -> int:
     """The floating-point operations of a call."""
-    counter = FlopCounterMode(display=False)
-    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+    counter = _Flops()  # type: ignore[no-untyped-call]
     with counter:
         function()
-    return int(counter.get_total_flops())
+    return counter.total
 
 
-class _NoModules:
-    """Counts everything as one: the usual tracker hooks every module, and fails where a module's input is a leaf."""
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what PyTorch's formulas say of every operation.
 
-    parents = frozenset({"Global"})
+    PyTorch's own ``FlopCounterMode`` also hooks every module, and fails on modules whose input is a parameter.
+    """
 
-    def __enter__(self) -> None: ...
+    total: int = 0
 
-    def __exit__(self, *error: object) -> None: ...
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and asking for it imports the compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += int(formula(*args, **(kwargs or {}), out_val=out))
+        return out
