@@ -8,8 +8,8 @@ by chunk, so that a round's memory follows the chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class Batches:
 
     Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
     ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
+    ``tables`` are parameters that came by rows, with the fields of local ids that index them.
     """
 
     source: str
@@ -84,6 +85,7 @@ class Batches:
     mask: Tensor | None = None
     active: Tensor | None = None
     vectorised: bool = False
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:

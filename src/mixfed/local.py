@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixfed import tree
@@ -55,6 +57,8 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
+        if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd:
+            return self._train_on_lookups(params, batches, round, correction)
         loss = loss or self.loss or self.model.loss
         start = tree.cast(params, self.model.dtype)
         weights = {name: start[name] for name in self.model.trainable}
@@ -87,6 +91,40 @@ class LocalTrainer:
                 owned = True
             total_loss = total_loss + value
         return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), batches.steps, total_gradient)
+
+    def _train_on_lookups(self, params: Params, batches: Batches, round: int, correction: Params | None) -> Trained:
+        """Plain SGD where tables are only looked up: a step reads and writes the rows of its own batch.
+
+        Every place of an id in the batch gets a copy of its row, so that the gradient has the size of the batch, and
+        T[id] ← T[id] − η·Σ g over the places of the id. A correction c moves every row by −η·c at every step: it is
+        added when a row is read, T[id] − η·k·c[id] before step k, and for all rows at the end.
+        """
+        loss = self.loss or self.model.loss
+        start = tree.cast(params, self.model.dtype)
+        tables = {n: start[n].clone() for n in batches.tables}
+        weights = {n: start[n] for n in self.model.trainable if n not in tables}
+        buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
+        shift = correction or {}
+        rate = self.optimizer.rate(round)
+        total_loss: Tensor | float = 0.0
+        taken: Tensor | float = 0.0
+        for batch, active in batches:
+            before = tree.clone(buffers) if active is not None else buffers
+            places, batch = _places_of(batches.tables, batch)
+            read = {n: F.embedding(places[n], t) for n, t in tables.items()}
+            read |= {n: read[n] - rate * taken * F.embedding(places[n], shift[n]) for n in read if n in shift}
+            gradient, value, buffers = gradient_of(loss, weights | read, buffers, batch, batches.vectorised)
+            counts = 1.0 if active is None else active.to(value.dtype)
+            for n, t in tables.items():
+                t.index_put_((places[n],), gradient[n] * (-rate * counts), accumulate=True)
+            moved = {n: gradient[n] + shift[n] if n in shift else gradient[n] for n in weights}
+            weights = {n: w - moved[n] * (rate * counts) for n, w in weights.items()}
+            if active is not None:
+                buffers = tree.where(active, buffers, before)
+            total_loss = total_loss + value * counts
+            taken = taken + counts
+        end = weights | {n: t - rate * taken * shift[n] if n in shift else t for n, t in tables.items()}
+        return Trained(end | buffers, torch.as_tensor(total_loss / batches.steps), batches.steps)
 
 
 def gradient_of(
@@ -134,6 +172,22 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
         return loss(params, batch) + 0.5 * mu * distance
 
     return wrapped
+
+
+def _places_of(tables: Mapping[str, tuple[str, ...]], batch: Batch) -> tuple[Params, Batch]:
+    """For every table the ids of the batch in one line, and the batch with places in that line instead of ids."""
+    places: Params = {}
+    batch = dict(batch)
+    for fields in dict.fromkeys(tables.values()):
+        given = [batch[n] for n in fields]
+        line = torch.cat([x.reshape(-1) for x in given])
+        numbers = torch.where(line < 0, line, torch.arange(len(line), device=line.device))
+        first = 0
+        for n, x in zip(fields, given, strict=True):
+            batch[n] = numbers[first : first + x.numel()].reshape(x.shape)
+            first += x.numel()
+        places |= {t: line.clamp(min=0) for t in tables if tables[t] == fields}
+    return places, batch
 
 
 def _own_buffers(buffers: Params, batches: Batches) -> Params:

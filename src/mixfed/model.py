@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,6 +39,9 @@ class Model:
     "private" keeps each client's own on the client, "server" sends the server's down and discards the clients'.
     Integer buffers are never averaged and never travel: every call finds them as they are in the module given here.
 
+    ``tables`` names the parameters that are only looked up by ids, with the fields of the examples that hold these ids
+    (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
+
     With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
     """
 
@@ -50,6 +53,7 @@ class Model:
         forward: Forward | None = None,
         trainable: Callable[[str], bool] | None = None,
         buffers: Buffers = "average",
+        tables: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -76,6 +80,8 @@ class Model:
         statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
         self.trainable = tuple(initial)
         self.buffers = tuple(statistics)
+        self.tables = _checked_tables(tables or {}, self.trainable)
+        self.shapes = {n: tuple(x.shape) for n, x in (initial | statistics).items()}
         keep = torch.promote_types(dtype, torch.float32)
         self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
         self._template = master.to(self.device, dtype)
@@ -103,7 +109,9 @@ class Model:
             return outputs
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """The mean of the criterion over the real examples of the batch, in training mode."""
+        """The mean of the criterion over the real examples of the batch, in training mode; zero where none is."""
+        if batch.keys() <= {"key", "mask"}:
+            return torch.zeros((), device=self.device, dtype=self.dtype)
         return masked_mean(self.losses(params, batch, training=True), batch.get("mask"))
 
     def losses(self, params: Params, batch: Batch, *, training: bool) -> Tensor:
@@ -162,6 +170,20 @@ class _Swap:
         for name, tensor in tensors.items():
             for store, leaf in self.places[name]:
                 store[leaf] = tensor
+
+
+def _checked_tables(tables: Mapping[str, Sequence[str]], trainable: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tables by name; those that share a field of ids must share all of them, so that ids can be renumbered."""
+    checked = {name: tuple(fields) for name, fields in tables.items()}
+    for name, fields in checked.items():
+        if name not in trainable:
+            raise InputError(f"The table '{name}' is not a trainable parameter; there are {', '.join(trainable)}.")
+        if not fields or isinstance(tables[name], str):
+            raise InputError(f"The table '{name}' needs a list of the fields whose ids index it.")
+        for other, others in checked.items():
+            if others != fields and set(others) & set(fields):
+                raise InputError(f"The tables '{name}' and '{other}' share a field of ids; give both the same fields.")
+    return checked
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,0 +1,91 @@
+"""Does a round follow the rows that clients touch, whatever the size of the table?
+
+100 clients a round, 10 steps of 16 examples with ten items seen and one that follows, tables of 4,000 × 32 and
+1,000,000 × 32, FedAvg with plain SGD. Compared: row exchange on both tables, and the whole table on every client under
+vmap (4,000 rows only: a million rows would take 128 MB a client).
+
+    python benchmarks/rows.py            # about a minute
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+
+import numpy as np
+import torch
+
+from mixfed import optim
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.rows import exchange_rows
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batching
+from mixfed.core import Server
+from mixfed.data.store import FederatedData
+from mixfed.local import LocalTrainer
+from mixfed.measure.ledger import Ledger
+from mixfed.model import Model
+from mixfed.models.recommender import TABLES, DualEncoder
+from mixfed.private import PrivateStore
+from mixfed.recommend import hinge
+from mixfed.schedule import sample_cohort
+
+CLIENTS, COHORT, EXAMPLES, HISTORY, WIDTH = 300, 100, 160, 10, 32
+
+
+def population(items: int) -> FederatedData:
+    draw = np.random.default_rng(0)
+    total = CLIENTS * EXAMPLES
+    fields = {"x": draw.integers(0, items, (total, HISTORY)), "y": draw.integers(0, items, total)}
+    return FederatedData.from_arrays(fields, np.repeat(np.arange(CLIENTS), EXAMPLES))
+
+
+def seconds(items: int, *, by_rows: bool, executor: str, rounds: int, chunk: int | None = None) -> list[float]:
+    """The time of each round after two to warm up: sending, clients, averaging, the server's step."""
+    torch.manual_seed(0)
+    model = Model(DualEncoder(items, WIDTH), hinge, forward=lambda m, b: m(b["x"], b["y"]), tables=TABLES)
+    algorithm = fedavg(LocalTrainer(model, optim.sgd(0.5), Batching(16, steps=10)))
+    if by_rows:
+        algorithm = exchange_rows(algorithm, in_place=True)
+    data, ledger = population(items), Ledger()
+    simulator = Simulator(executor, chunk=chunk)
+    simulator.start(algorithm, {"clients": data}, {}, PrivateStore(dict), 0, ledger)
+    state = algorithm.init(model.initial())
+    taken = []
+    for number in range(rounds + 2):
+        begin = time.perf_counter()
+        server = Server(number, 0, model, {}, ledger)
+        message = algorithm.broadcast(state, server)["clients"]
+        simulator.submit("clients", sample_cohort(0, number, "clients", CLIENTS, COHORT), message, number)
+        state = algorithm.step(state, simulator.collect(number), server)
+        taken.append(time.perf_counter() - begin)
+    return taken[2:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3, help="how often the three are measured, in turn")
+    parser.add_argument("--chunk", type=int, default=None)
+    arguments = parser.parse_args()
+    cases = {
+        "rows, 4,000 x 32": (4000, True, arguments.rounds),
+        "rows, 1,000,000 x 32": (1_000_000, True, arguments.rounds),
+        "dense vmap, 4,000 x 32": (4000, False, max(arguments.rounds // 4, 3)),
+    }
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(arguments.repeats):
+        for name, (items, by_rows, rounds) in cases.items():
+            found[name] += seconds(
+                items, by_rows=by_rows, executor="vmap", rounds=rounds, chunk=arguments.chunk if by_rows else None
+            )
+    small, large, dense = (median(times) for times in found.values())
+    for name, times in found.items():
+        print(f"{name:24} {1000 * median(times):8.1f} ms a round ({1000 * min(times):.1f} to {1000 * max(times):.1f})")
+    print(f"a million rows take {large / small:.2f} times as long as 4,000 (at most 2 wanted)")
+    print(f"rows are {dense / small:.1f} times as fast as whole tables under vmap (at least 5 wanted)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A dual encoder for next-movie prediction (Ning et al., 2021; Augenstein et al., 2022, section 5.3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TABLES = {"embedding.weight": ("x", "y")}
+"""The shared table and the fields of ids that index it."""
+
+
+class DualEncoder(nn.Module):
+    """Two towers over one table E [N, d] of item embeddings, compared by the cosine of their ends.
+
+    Left: l = relu(A·mean(E[i] for the items i seen) + b), a bag of words with a hidden layer. Right: r = E[j], the
+    lookup of an item j. The score of j is cos(l, r). Ids of -1 are padding.
+    """
+
+    def __init__(self, items: int, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(items, width)
+        self.hidden = nn.Linear(width, width)
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+        nn.init.xavier_uniform_(self.hidden.weight)
+        nn.init.zeros_(self.hidden.bias)
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        """In training the score of the item that followed, [batch]; else the scores of all items, [batch, N]."""
+        known = (seen >= 0).to(self.embedding.weight.dtype)
+        bag = (self.embedding(seen.clamp(min=0)) * known[..., None]).sum(-2)
+        left = unit(F.relu(self.hidden(bag / known.sum(-1, keepdim=True).clamp(min=1))))
+        if self.training:
+            return (left * unit(self.embedding(following))).sum(-1)
+        scores: Tensor = left @ unit(self.embedding.weight).T
+        return scores
+
+
+def unit(x: Tensor) -> Tensor:
+    """x/‖x‖ along the last dimension; a vector of nothing stays nothing."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True).clamp(min=1e-12))
