@@ -23,6 +23,7 @@ from mixfed.errors import InputError
 Columns = dict[str, NDArray[Any]]
 Choice = Mapping[str, str] | Sequence[str] | None
 Read = Callable[[Sequence[str] | None], Columns]
+Size = tuple[int, int] | None
 
 __all__ = [
     "central_from_huggingface",
@@ -68,19 +69,25 @@ def federated_from_huggingface(
     fields: Choice = None,
     prepare: Prepare | None = None,
     split: str | None = None,
+    size: Size = None,
 ) -> FederatedData:
     """Clients from a Hugging Face dataset written with ``save_to_disk``, by its column ``client``.
 
-    Images are decoded to bytes with channels first. ``split`` names the part of a dataset that has several.
+    Images are decoded to bytes with channels first, and averaged to ``size`` (height, width) if it is given, one by
+    one, so that large ones need little memory. ``split`` names the part of a dataset that has several.
     """
-    return _federated(partial(_from_disk, folder, split), client, fields, prepare)
+    return _federated(partial(_from_disk, folder, split, size), client, fields, prepare)
 
 
 def central_from_huggingface(
-    folder: str | Path, fields: Choice = None, prepare: Prepare | None = None, split: str | None = None
+    folder: str | Path,
+    fields: Choice = None,
+    prepare: Prepare | None = None,
+    split: str | None = None,
+    size: Size = None,
 ) -> CentralData:
     """Central data from a Hugging Face dataset written with ``save_to_disk``."""
-    return _central(partial(_from_disk, folder, split), fields, prepare)
+    return _central(partial(_from_disk, folder, split, size), fields, prepare)
 
 
 def from_partitioner(partitioner: Any, fields: Choice = None, prepare: Prepare | None = None) -> FederatedData:
@@ -91,7 +98,7 @@ def from_partitioner(partitioner: Any, fields: Choice = None, prepare: Prepare |
     if not partitioner.is_dataset_assigned():
         raise InputError("the partitioner has no dataset; set partitioner.dataset first")
     parts = map(partitioner.load_partition, range(partitioner.num_partitions))
-    read = partial(_huggingface, "the partition")
+    read = partial(_huggingface, "the partition", None)
     return FederatedData.from_datasets(
         [_choose(partial(read, part), fields) if len(part) else [] for part in parts], prepare
     )
@@ -137,7 +144,7 @@ def _parquet(file: str | Path, names: Sequence[str] | None) -> Columns:
         return {name: _dense(table[name].combine_chunks(), name) for name in table.column_names}
 
 
-def _from_disk(folder: str | Path, split: str | None, names: Sequence[str] | None) -> Columns:
+def _from_disk(folder: str | Path, split: str | None, size: Size, names: Sequence[str] | None) -> Columns:
     datasets = _extra("datasets", "huggingface")
     with reading(folder):
         dataset = datasets.load_from_disk(str(folder))
@@ -147,10 +154,10 @@ def _from_disk(folder: str | Path, split: str | None, names: Sequence[str] | Non
             dataset = dataset[split]
         elif split is not None:
             raise InputError(f"'{folder}' has no splits; leave split out")
-        return _huggingface(folder, dataset, names)
+        return _huggingface(folder, size, dataset, names)
 
 
-def _huggingface(place: str | Path, dataset: Any, names: Sequence[str] | None) -> Columns:
+def _huggingface(place: str | Path, size: Size, dataset: Any, names: Sequence[str] | None) -> Columns:
     """Columns of a Hugging Face dataset: images through their decoder, the rest straight from Arrow."""
     image = _extra("datasets", "huggingface").Image
     require_fields(place, names or (), dataset.column_names)
@@ -158,12 +165,15 @@ def _huggingface(place: str | Path, dataset: Any, names: Sequence[str] | None) -
     pictures = [name for name, feature in chosen.features.items() if isinstance(feature, image)]
     table = chosen.remove_columns(pictures).with_format("arrow")[:]
     columns = {name: _dense(table[name].combine_chunks(), name) for name in table.column_names}
-    return columns | {name: _pictures(chosen.select_columns(name), name) for name in pictures}
+    return columns | {name: _pictures(chosen.select_columns(name), name, size) for name in pictures}
 
 
-def _pictures(dataset: Any, name: str) -> NDArray[np.uint8]:
+def _pictures(dataset: Any, name: str, size: Size) -> NDArray[np.uint8]:
     """Decoded images as one array (examples, channels, height, width)."""
-    images = [np.asarray(example[name]) for example in dataset.with_format(None)]
+    decoded = (example[name] for example in dataset.with_format(None))
+    if size is not None:
+        decoded = (image.resize(size[::-1], _extra("PIL.Image", "huggingface").Resampling.BOX) for image in decoded)
+    images = [np.asarray(image) for image in decoded]
     if len({image.shape for image in images}) != 1:
         raise InputError(f"the images in '{name}' differ in size or channels; make them equal first")
     stacked = np.stack(images)
