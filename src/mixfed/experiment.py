@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mixfed import rng
 from mixfed._schema import parameters
@@ -15,9 +16,10 @@ from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Algorithm
+from mixfed.data._arrays import join
 from mixfed.data.partition import label_split
-from mixfed.data.scenario import Examples, Scenario, apart, deal
-from mixfed.data.sources import Source, load_source
+from mixfed.data.scenario import Scenario, apart, deal
+from mixfed.data.sources import Examples, Source, load_source
 from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError
 from mixfed.fit import check_fit
@@ -97,36 +99,51 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
 def build_scenario(recipe: Recipe) -> Scenario:
     """Loads the source and deals its examples to clients and centre; held-out examples are the same for all seeds."""
     data = recipe.data
-    source = load_source(data.source, data.folder or None)
-    natural = data.partition.kind == "natural"
+    source = load_source(data.source, data.folder or None, **data.options)
     people = None if source.natural_clients is None else source.natural_clients["train"]
-    train = Examples(source.train, people)
-    test, validation = source.test, None
+    train, test = [Examples(source.train, people)], [Examples(source.test, None)]
+    if data.central.kind == "source":
+        if source.centre is None:
+            raise InputError(
+                f"The source '{data.source}' has nothing for the centre; choose another data.central.kind."
+            )
+        train.append(source.centre)
     if data.held_out:
-        train, held = apart(train, data.held_out, "test", whole_people=True)
-        test = held.arrays
-    if not len(test["y"]):
+        train, test = apart(train, data.held_out, "test", whole_people=True)
+    if not len(test[0]):
         raise InputError(f"The source '{data.source}' has no test part; set data.held_out to hold people out for it.")
+    evaluation = {"test": test}
     if data.validation:
-        train, kept = apart(train, data.validation, "validation", whole_people=natural)
-        validation = CentralData(kept.arrays, source.prepare)
+        natural = data.partition.kind == "natural"
+        train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
     on_clients, at_centre = _sides(recipe, train)
     clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
+    together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
     return Scenario(
         clients=clients,
         central=None if at_centre is None else CentralData(at_centre.arrays, source.prepare),
-        test=CentralData(test, source.prepare),
-        validation=validation,
+        test=CentralData(together["test"], source.prepare),
+        validation=CentralData(together["validation"], source.prepare) if data.validation else None,
         source=source,
-        client_labels=tuple(data.central.client_labels) if data.central.kind == "labels" else (),
+        like_clients={name: _like_clients(recipe, sides) for name, sides in evaluation.items()},
     )
 
 
-def _sides(recipe: Recipe, train: Examples) -> tuple[Examples, Examples | None]:
-    """What goes to clients, and what stays at the centre."""
+def _like_clients(recipe: Recipe, sides: list[Examples]) -> NDArray[np.bool_] | None:
+    """Which of the sides' examples are of the kind that clients hold, if the centre holds another kind."""
     central = recipe.data.central
+    if central.kind == "labels":
+        return np.isin(sides[0].arrays["y"], central.client_labels)
+    return np.arange(sum(map(len, sides))) < len(sides[0]) if central.kind == "source" else None
+
+
+def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | None]:
+    """What goes to clients, and what stays at the centre."""
+    train, central = sides[0], recipe.data.central
     if central.kind == "none":
         return train, None
+    if central.kind == "source":
+        return train, sides[1]
     if central.kind == "fraction":
         share = central.fraction
         rows = rng.generator(recipe.seed, "scenario/central").permutation(len(train))
@@ -171,7 +188,8 @@ def _sizes(section: ModelSection, source: Source, clients: FederatedData) -> dic
     shape = clients.arrays["x"].shape[1:]
     wanted = parameters(MODELS[section.name])
     outputs = 1 if section.criterion != "cross_entropy" else source.classes
-    known = {"inputs": int(np.prod(shape)), "outputs": outputs, "size": shape[-1] if shape else None}
+    known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
+    known["size"] = shape[-1] if shape else None
     if len(shape) == 3:
         known["channels"] = shape[0]
     found = {name: int(value) for name, value in known.items() if name in wanted and value is not None}
@@ -189,10 +207,8 @@ def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
 
 
 def _evaluation_sets(recipe: Recipe, scenario: Scenario) -> dict[str, CentralData]:
-    data = scenario.test if recipe.evaluate.on == "test" else scenario.validation
-    if data is None:
-        raise InputError("There is no validation part to evaluate on; set data.validation to a share above 0.")
-    return {"" if name == "all" else name: scenario.part(data, name) for name in recipe.evaluate.sets}
+    on = recipe.evaluate.on
+    return {"" if name == "all" else name: scenario.part(on, name) for name in recipe.evaluate.sets}
 
 
 def usable_device(name: str) -> torch.device:

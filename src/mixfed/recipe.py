@@ -2,13 +2,15 @@
 
 Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``threads``,
 ``chunk``), because TOML has no null.
+
+A recipe may have settings that hold only for one algorithm: ``[for.gradient_2way.client] learning_rate = 1.0``.
 """
 
 from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from mixfed import _schema
 from mixfed._schema import Table, options_of
 from mixfed.algorithms import ALGORITHMS
 from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
+from mixfed.data.sources import SOURCES
 from mixfed.errors import InputError
 from mixfed.losses import CRITERIA
 from mixfed.measure.metrics import METRICS
@@ -37,12 +40,13 @@ class Partition:
 
 @dataclass(frozen=True)
 class Central:
-    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, or a random share.
+    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share, or what
+    the source has for it.
 
     With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
     """
 
-    kind: Literal["none", "labels", "fraction"] = "none"
+    kind: Literal["none", "labels", "fraction", "source"] = "none"
     client_labels: list[int] = field(default_factory=list)
     inside: float = 1.0
     outside: float = 0.0
@@ -51,7 +55,7 @@ class Central:
 
 @dataclass(frozen=True)
 class Data:
-    """Where the examples come from, and who holds them.
+    """Where the examples come from, and who holds them; the ``source`` may have settings of its own.
 
     ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
     ``validation`` is the share of the training part that is kept apart to tune on.
@@ -63,6 +67,10 @@ class Data:
     validation: float = 0.0
     partition: Partition = field(default_factory=Partition)
     central: Central = field(default_factory=Central)
+    options: Table = field(
+        default_factory=dict,
+        metadata=options_of("source", lambda: {name: info.load for name, info in SOURCES.items()}),
+    )
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,8 @@ class Mixing:
 class Evaluate:
     """When, by what and on what the model is evaluated.
 
-    ``sets`` are parts of the test (or validation) examples: all, those whose labels are on clients, those whose
-    labels are at the centre.
+    ``sets`` are parts of the test (or validation) examples: all, those of the kind (the labels, the source's side)
+    that is on clients, those of the kind that is at the centre.
     """
 
     every: int = 10
@@ -187,7 +195,7 @@ def optimizer_of(section: Rule | Training) -> Optimizer:
 
 def resolve(table: Table) -> Recipe:
     """The complete recipe of a table: every key checked, every default filled in."""
-    recipe = _schema.read(Recipe, table)
+    recipe = _schema.read(Recipe, chosen(table, table.get("algorithm", Recipe.algorithm)))
     algorithm_named(recipe.algorithm)
     given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
     complete = {
@@ -225,6 +233,25 @@ def load(recipe: str) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The recipe {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     return _parse(text, path.stem)
+
+
+def chosen(table: Table, algorithm: Any) -> Table:
+    """The table with the settings under ``for.<algorithm>`` in their places, and none for other algorithms."""
+    table = copy.deepcopy(table)
+    given = _schema.check(table.pop("for", {}), dict[str, dict[str, Any]], "for")
+    for name in given:
+        algorithm_named(name)
+    for parts, value in _leaves(given.get(algorithm, {})):
+        set_key(table, parts, value)
+    return table
+
+
+def _leaves(table: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield [*path, key], value
 
 
 def override(table: Table, settings: Iterable[str]) -> Table:

@@ -18,6 +18,7 @@ from mixfed.data import SOURCES, FederatedData, load_source
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources import faces
 from mixfed.errors import InputError
+from tests.tiny_sources import write_celeba, write_chat_wiki
 
 random = np.random.default_rng(0)
 GREY = random.integers(0, 256, (7, 28, 28), np.uint8)
@@ -101,25 +102,29 @@ def write_faces(folder: Path) -> None:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "adult": write_adult,
+    "celeba": write_celeba,
+    "chat-wiki": write_chat_wiki,
     "cifar10": write_subset,
     "cifar100": write_subset,
     "faces": write_faces,
     "fashion-mnist": lambda folder: write_mnist(folder, "fashion-mnist"),
     "mnist": write_mnist,
 }
+SMALL = {"chat-wiki": {"length": 10, "min_messages": 2}}
+FOLDERS = {"chat-wiki": "text", "celeba": "never damaged here, as it is Arrow's to read"}
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_is_well_formed(tmp_path: Path, name: str) -> None:
     if name != "digits":
         WRITERS[name](tmp_path)
-    source = load_source(name, tmp_path)
+    source = load_source(name, tmp_path, **SMALL.get(name, {}))
     assert source.description
     assert source.licence
     assert source.train.keys() == source.test.keys()
     for part in (source.train, source.test):
         assert len({len(array) for array in part.values()}) == 1
-        assert part["y"].dtype == np.int64
+        assert part["y"].dtype == (np.uint8 if name == "chat-wiki" else np.int64)
     assert source.classes is not None
     assert source.train["y"].max() < source.classes
     if "y" in source.names:
@@ -240,12 +245,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path)
     for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
         whole = file.read_bytes()
-        used = file.parent.name == name or file.name.startswith(f"{name}_")
+        used = file.parent.name == FOLDERS.get(name, name) or file.name.startswith(f"{name}_")
         for damaged in (b"", b"something else", whole[: len(whole) // 2]):
             file.write_bytes(damaged)
             if used:
                 with pytest.raises(InputError, match="cannot be read") as caught:
-                    load_source(name, tmp_path)
+                    load_source(name, tmp_path, **SMALL.get(name, {}))
                 assert file.name in str(caught.value)
         file.write_bytes(whole)
 

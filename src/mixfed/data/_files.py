@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import lzma
 import pickle
 import struct
@@ -19,7 +20,7 @@ from mixfed.errors import InputError
 
 DAMAGE = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, pickle.UnpicklingError, struct.error),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, csv.Error, pickle.UnpicklingError, struct.error),
 )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data import partition
-from mixfed.data._arrays import Arrays, Rows, take
-from mixfed.data.sources import Source
+from mixfed.data._arrays import Rows
+from mixfed.data.sources import Examples, Source
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.rng import generator
@@ -45,44 +45,49 @@ PARTITIONS: dict[str, Callable[..., list[Rows]]] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """The data of one run; ``client_labels`` are those that clients hold, where labels are split."""
+    """The data of one run.
+
+    ``like_clients`` says of every "test" and "validation" example whether it is of the kind that clients hold,
+    where they and the centre hold different kinds.
+    """
 
     clients: FederatedData
     central: CentralData | None
     test: CentralData
     validation: CentralData | None
     source: Source
-    client_labels: tuple[int, ...] = ()
+    like_clients: dict[str, NDArray[np.bool_] | None] = field(default_factory=dict)
 
-    def part(self, data: CentralData, name: str) -> CentralData:
-        """Of evaluation data: all, the labels that are on clients, or those that are at the centre."""
+    def part(self, on: str, name: str) -> CentralData:
+        """Of the "test" or "validation" examples: all, those of the clients' kind, or those of the centre's."""
+        data = self.test if on == "test" else self.validation
+        if data is None:
+            raise InputError("There is no validation part to evaluate on; set data.validation to a share above 0.")
         if name == "all":
             return data
-        if not self.client_labels:
-            raise InputError(f"Labels are not split between clients and centre, so there is no test part '{name}'.")
-        on_clients = np.isin(data.arrays["y"], self.client_labels)
-        return data.select(on_clients if name == "clients" else ~on_clients)
+        mask = self.like_clients.get(on)
+        if mask is None:
+            raise InputError(
+                f"Clients and centre do not hold different kinds of examples, so there is no evaluation set '{name}'."
+            )
+        chosen = mask if name == "clients" else ~mask
+        if not chosen.any():
+            raise InputError(f"No {on} example is like those of the {name}; leave '{name}' out of evaluate.sets.")
+        return data.select(chosen)
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Arrays with the people they come from, where that is known."""
-
-    arrays: Arrays
-    people: NDArray[Any] | None
-
-    def rows(self, rows: Rows) -> Examples:
-        return Examples(take(self.arrays, rows), None if self.people is None else self.people[rows])
-
-    def __len__(self) -> int:
-        return len(self.arrays["y"])
-
-
-def apart(examples: Examples, share: float, purpose: str, whole_people: bool) -> tuple[Examples, Examples]:
-    """(rest, set apart): a share of the examples, or of the people with all that is theirs.
+def apart(
+    sides: Sequence[Examples], share: float, purpose: str, whole_people: bool
+) -> tuple[list[Examples], list[Examples]]:
+    """(rest, set apart), side by side: a share of the examples, or of the people with all that is theirs.
 
     The draw is the same for every seed of a run, so that all runs are measured on the same examples.
     """
+    rest, kept = zip(*(_apart(side, share, purpose, whole_people) for side in sides), strict=True)
+    return list(rest), list(kept)
+
+
+def _apart(examples: Examples, share: float, purpose: str, whole_people: bool) -> tuple[Examples, Examples]:
     if not 0 < share < 1:
         raise InputError(f"The share of examples to set apart for {purpose} must be between 0 and 1, not {share}.")
     unit = examples.people if whole_people else np.arange(len(examples))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
-from mixfed.data.sources import adult, cifar10, cifar100, digits, faces, fashion_mnist, mnist
-from mixfed.data.sources.base import Source, SourceInfo
+from mixfed.data.sources import adult, celeba, chat_wiki, cifar10, cifar100, digits, faces, fashion_mnist, mnist
+from mixfed.data.sources.base import Examples, Source, SourceInfo
 from mixfed.errors import InputError
 
-__all__ = ["SOURCES", "Source", "SourceInfo", "load_source"]
+__all__ = ["SOURCES", "Examples", "Source", "SourceInfo", "load_source"]
 
 SOURCES: dict[str, SourceInfo] = {
     "adult": SourceInfo(adult.load, adult.DESCRIPTION, adult.OBTAIN),
+    "celeba": SourceInfo(celeba.load, celeba.DESCRIPTION, celeba.OBTAIN),
+    "chat-wiki": SourceInfo(chat_wiki.load, chat_wiki.DESCRIPTION, chat_wiki.OBTAIN),
     "cifar10": SourceInfo(cifar10.load, cifar10.DESCRIPTION, cifar10.OBTAIN),
     "cifar100": SourceInfo(cifar100.load, cifar100.DESCRIPTION, cifar100.OBTAIN),
     "digits": SourceInfo(digits.load, digits.DESCRIPTION, digits.OBTAIN),
@@ -22,9 +25,12 @@ SOURCES: dict[str, SourceInfo] = {
 }
 
 
-def load_source(name: str, folder: str | Path | None = None) -> Source:
-    """A known dataset from its files in ``folder``, or in the folder that MIXFED_DATA names."""
+def load_source(name: str, folder: str | Path | None = None, **options: Any) -> Source:
+    """A known dataset from its files in ``folder``, or in the folder that MIXFED_DATA names.
+
+    Some sources have ``options``, which are the further parameters of their ``load``.
+    """
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.0)[0]
         raise InputError(f"there is no source '{name}'; did you mean '{near}' (all: {', '.join(SOURCES)})?")
-    return SOURCES[name].load(None if folder is None else Path(folder))
+    return SOURCES[name].load(None if folder is None else Path(folder), **options)

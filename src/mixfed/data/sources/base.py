@@ -10,8 +10,23 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from mixfed.data._arrays import Arrays, Prepare
+from mixfed.data._arrays import Arrays, Prepare, Rows, take
 from mixfed.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Arrays with the person (or article, …) that each example comes from, where that is known."""
+
+    arrays: Arrays
+    people: NDArray[Any] | None
+
+    def rows(self, rows: Rows) -> Examples:
+        """The given ones, copied."""
+        return Examples(take(self.arrays, rows), None if self.people is None else self.people[rows])
+
+    def __len__(self) -> int:
+        return len(self.arrays["y"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +34,8 @@ class Source:
     """A known dataset: training and test examples, and what is known of who they come from.
 
     ``natural_clients`` has, per part ("train", "test"), one client key for every example. ``names`` gives words
-    for the numbers in a field (its classes), or for the columns of "x".
+    for the numbers in a field (its classes), or for the columns of "x". ``centre`` is what by nature is not on
+    clients, for sources of two kinds of examples.
     """
 
     train: Arrays
@@ -30,13 +46,14 @@ class Source:
     description: str
     licence: str
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    centre: Examples | None = None
 
 
 @dataclass(frozen=True)
 class SourceInfo:
-    """How a source is loaded, what it is, and where its files can be had."""
+    """How a source is loaded (``load(folder, **options)``), what it is, and where its files can be had."""
 
-    load: Callable[[Path | None], Source]
+    load: Callable[..., Source]
     description: str
     obtain: str
 
