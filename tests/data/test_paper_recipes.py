@@ -1,0 +1,78 @@
+"""The recipes on text and CelebA have the papers' settings, and settings for one algorithm hold for that one only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mixfed.cli.common import Given
+from mixfed.errors import InputError
+from mixfed.experiment import build_model, build_scenario
+from mixfed.recipe import Recipe, load, override, resolve
+from tests.tiny_sources import write_chat_wiki
+
+RATES = {"client": {"learning_rate": 2.0}, "for": {"gradient_2way": {"client": {"learning_rate": 1.0}}}}
+
+
+def recipe_of(name: str, algorithm: str) -> Recipe:
+    return resolve(override(load(name), [f"algorithm={algorithm}"]))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "parallel", "gradient_1way", "gradient_2way", "oracle"])
+def test_language_has_the_settings_of_tables_8_and_9(algorithm: str) -> None:
+    recipe = recipe_of("language-paper", algorithm)
+    rate = 1.0 if algorithm == "gradient_2way" else 2.0
+    assert (recipe.cohort, recipe.client.batch_size, recipe.client.steps) == (100, 8, 16)
+    assert recipe.client.learning_rate == recipe.central.learning_rate == rate
+    assert (recipe.server.learning_rate, recipe.merge.learning_rate) == (1.0, 1.0)
+    assert (recipe.central.batch_size, recipe.central.steps) == (800, 16)
+    assert recipe.algorithms["gradient_1way"] == {"central_batch_size": 6400}
+    assert (recipe.mixing.w_f, recipe.mixing.w_c) == (0.73, 0.27)
+    assert recipe.data.options["length"] == 100
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "parallel", "gradient_1way", "gradient_2way", "oracle"])
+def test_smile_has_the_settings_of_tables_6_and_7(algorithm: str) -> None:
+    recipe = recipe_of("smile-celeba", algorithm)
+    assert (recipe.cohort, recipe.client.batch_size, recipe.client.steps) == (100, 5, 2)
+    assert recipe.client.learning_rate == recipe.central.learning_rate == 0.01
+    assert (recipe.server.learning_rate, recipe.merge.learning_rate) == (1.0, 1.0)
+    assert (recipe.central.batch_size, recipe.central.steps) == (500, 2)
+    assert recipe.algorithms["gradient_1way"] == {"central_batch_size": 1000}
+    assert (recipe.mixing.w_f, recipe.mixing.w_c) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("name", "embedding", "hidden"), [("language", 64, 128), ("language-paper", 256, 1024)])
+def test_language_models_have_the_size_that_is_said(tmp_path: Path, name: str, embedding: int, hidden: int) -> None:
+    write_chat_wiki(tmp_path)
+    settings = [f"data.folder={tmp_path}", "data.min_messages=2", "data.length=10", "data.held_out=0.25"]
+    recipe = resolve(override(load(name), settings))
+    params = build_model(recipe, build_scenario(recipe)).initial()
+    gru = 3 * hidden * (embedding + hidden + 2)
+    assert sum(x.numel() for x in params.values()) == 97 * embedding + gru + 97 * (hidden + 1)
+
+
+def test_settings_for_one_algorithm() -> None:
+    assert resolve(RATES).client.learning_rate == 2.0
+    special = resolve(RATES | {"algorithm": "gradient_2way"})
+    assert special.client.learning_rate == 1.0
+    assert "for" not in special.table()
+    assert resolve(special.table()).table() == special.table()
+
+
+def test_the_command_line_has_the_last_word() -> None:
+    assert Given("digits", []).on(RATES, algorithm="gradient_2way").client.learning_rate == 1.0
+    assert Given("digits", ["algorithm=gradient_2way"]).on(RATES).client.learning_rate == 1.0
+    given = Given("digits", ["client.learning_rate=0.5"])
+    assert given.on(RATES, algorithm="gradient_2way").client.learning_rate == 0.5
+    assert given.on(RATES).client.learning_rate == 0.5
+
+
+def test_settings_for_one_algorithm_are_checked() -> None:
+    with pytest.raises(InputError, match="no algorithm 'gradient_3way'"):
+        resolve({"for": {"gradient_3way": {"rounds": 1}}})
+    with pytest.raises(InputError, match=r"no setting 'client.rate'"):
+        resolve({"for": {"fedavg": {"client": {"rate": 1}}}})
+    with pytest.raises(InputError, match="'for' takes a table of settings, not 3"):
+        resolve({"for": 3})
