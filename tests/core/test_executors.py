@@ -13,13 +13,14 @@ from torch import nn
 
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
+from mixfed.checkpoint import Checkpoints
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.losses import cross_entropy
 from mixfed.model import Model
 from mixfed.models.networks import CharacterGRU, cnn, mlp
 from mixfed.optim import sgd
-from mixfed.run import run
+from mixfed.run import Result, run
 from mixfed.schedule import sample_cohort
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
@@ -147,6 +148,26 @@ def test_auto_says_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     train(averaging(model(make)), data, "auto", say=told.append)
     assert "a client takes" in told[3]
     assert len(told) == 4
+
+
+def test_a_resumed_run_keeps_its_executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Even if the machine would by now choose the other one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make, data = PROBLEMS["mlp"]
+    told: list[str] = []
+
+    def go(rounds: int) -> Result:
+        checkpoints = Checkpoints(tmp_path / "run")
+        options = {"say": told.append, "checkpoints": checkpoints, "resume": True}
+        return train(averaging(model(make)), data, "auto", rounds, **options)
+
+    go(2)
+    (file,) = [f for f in (tmp_path / "cache").rglob("*") if f.is_file()]
+    chosen = file.read_text().strip()
+    file.write_text("loop" if chosen == "vmap" else "vmap")
+    resumed = go(4)
+    assert len(told) == 1
+    assert_equal(resumed.params, train(averaging(model(make)), data, chosen, 4).params)
 
 
 def test_timing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
