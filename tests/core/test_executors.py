@@ -151,7 +151,7 @@ def test_auto_says_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_resumed_run_keeps_its_executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Even if the machine would by now choose the other one."""
+    """Even on a machine that remembers nothing and might now find another one faster."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make, data = PROBLEMS["mlp"]
     told: list[str] = []
@@ -163,11 +163,11 @@ def test_a_resumed_run_keeps_its_executor(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     go(2)
     (file,) = [f for f in (tmp_path / "cache").rglob("*") if f.is_file()]
-    chosen = file.read_text().strip()
-    file.write_text("loop" if chosen == "vmap" else "vmap")
+    straight = train(averaging(model(make)), data, "auto", 4)
+    file.unlink()
     resumed = go(4)
     assert len(told) == 1
-    assert_equal(resumed.params, train(averaging(model(make)), data, chosen, 4).params)
+    assert_equal(resumed.params, straight.params)
 
 
 def test_timing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
