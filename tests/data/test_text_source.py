@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mixfed.cli.holdings import holdings_table
 from mixfed.data import load_source
 from mixfed.data.sources.chat_wiki import VOCABULARY, encode
 from mixfed.errors import InputError
@@ -156,3 +158,9 @@ def test_the_settings_of_a_source_are_checked() -> None:
     with pytest.raises(InputError, match=r"no setting 'data.length'"):
         resolve({"data": {"source": "digits", "length": 5}})
     assert resolve({"data": {"source": "chat-wiki"}}).data.options == {"length": 100, "min_messages": 20}
+
+
+def test_who_holds_what_does_not_list_every_character(tmp_path: Path) -> None:
+    write_chat_wiki(tmp_path)
+    labels = holdings_table("text", build_scenario(resolve(table(tmp_path)))).columns[-1]
+    assert all(cell == "" or re.fullmatch(r"\d\d different ones", str(cell)) for cell in labels.cells)

@@ -12,6 +12,8 @@ from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.experiment import build_scenario
 
+MOST_LABELS = 20
+
 
 def show(given: Given, plot: Path | None) -> None:
     """Prints who holds what, and draws it."""
@@ -48,5 +50,7 @@ def holdings_table(name: str, scenario: Scenario) -> Table:
 
 def _labels(data: FederatedData | CentralData, words: tuple[str, ...]) -> str:
     values, counts = np.unique(data.arrays["y"], return_counts=True)
+    if len(values) > MOST_LABELS:
+        return f"{len(values)} different ones"
     named = [words[int(v)] if 0 <= v < len(words) else str(v) for v in values]
     return ", ".join(f"{name} ({count:,})" for name, count in zip(named, counts, strict=True))
