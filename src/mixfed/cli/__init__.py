@@ -80,6 +80,7 @@ def compare_command(
     executor: Executor = None,
     out: Out = None,
     resume: Resume = False,
+    probe: Annotated[bool, typer.Option(help="Predict how mixed methods compare, beside what happened.")] = True,
     json: Json = False,
 ) -> None:
     """Train one recipe with several algorithms and seeds; a table with mean ± spread, a plot, comparison.json."""
@@ -87,7 +88,7 @@ def compare_command(
 
     with common.reported():
         given = common.Given(recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
-        compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json)
+        compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json, probe=probe)
 
 
 @app.command("probe")

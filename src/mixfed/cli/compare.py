@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout
+from mixfed.cli.probe import predict
 from mixfed.cli.run import report_dropped, say_how_to_go_on
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiment import build, build_scenario
@@ -17,11 +18,19 @@ from mixfed.folder import RunFolder, result_json, run_in_folder
 from mixfed.recipe import Recipe
 from mixfed.report.comparison import compare_results
 from mixfed.report.plot import plot_comparison
+from mixfed.report.probe import prediction_words
 from mixfed.report.tables import comparison_tables
 
+MIXED = ("parallel", "gradient_1way", "gradient_2way")
 
-def execute(given: Given, algorithms: str, seeds: str, out: Path | None, *, resume: bool, as_json: bool) -> None:
-    """Runs every algorithm with every seed, each in a folder of its own, and sums up."""
+
+def execute(
+    given: Given, algorithms: str, seeds: str, out: Path | None, *, resume: bool, as_json: bool, probe: bool = True
+) -> None:
+    """Runs every algorithm with every seed, each in a folder of its own, and sums up.
+
+    Where mixed methods are compared, what a short probe predicts is printed beside what happened.
+    """
     names, numbers = _words(algorithms, "--algorithms"), numbers_of(seeds)
     base = given.base()
     recipes = {(n, s): given.on(base, algorithm=n, seed=s) for s in numbers for n in names}
@@ -32,10 +41,15 @@ def execute(given: Given, algorithms: str, seeds: str, out: Path | None, *, resu
     results = _train_all(recipes, folders)
 
     comparison = compare_results({n: [results[n, s] for s in numbers] for n in names})
+    mixed = [n for n in names if n in MIXED]
+    if probe and "parallel" in mixed and len(mixed) > 1:
+        comparison["probe"] = predict(first)
     write_atomically(out / "comparison.json", (json.dumps(comparison, indent=2) + "\n").encode())
     curves = {n: [folders[n, s].history() for s in numbers] for n in names}
     plot_comparison(out / "comparison.png", first.title or first.name, curves)
     stdout.print(*comparison_tables(first, comparison))
+    if "probe" in comparison:
+        stdout.print(prediction_words(comparison["probe"], comparison["algorithms"], mixed), soft_wrap=True)
     stdout.print(f"Comparison: {out / 'comparison.json'}\nPlot: {out / 'comparison.png'}", soft_wrap=True)
     if as_json:
         print(json.dumps(comparison))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, progress, stdout
@@ -57,3 +58,8 @@ def probe(recipe: Recipe, scenario: Scenario, rounds: int, repeats: int) -> tupl
         central_examples=len(scenario.central),
     )
     return found, advice
+
+
+def predict(recipe: Recipe) -> dict[str, Any]:
+    """What a short probe (30 rounds, once) says of a recipe, for a comparison to be held against."""
+    return as_json(*probe(recipe, build_scenario(recipe), rounds=30, repeats=1))

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
     """Runs a recipe, or goes on with a run."""
+    if given.on(given.base()).theory.rho:
+        from mixfed.cli import theory
+
+        theory.execute(given.on(given.base()), out, as_json)
+        return
     folder, recipe = open_folder(given, out, resume)
     found = folder.finished() if resume else None
     if found is None:

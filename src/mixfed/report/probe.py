@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from mixfed.measure.advice import Advice
+from mixfed.measure.advice import LARGE, Advice
 from mixfed.measure.dissimilarity import Dissimilarity
 from mixfed.report.plot import write_figure
+from mixfed.report.tables import figure
 
 _TITLES = {
     "G2": "G̃²: gradient dissimilarity",
@@ -22,8 +25,8 @@ _TITLES = {
 
 def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
     """What was measured over rounds: every repeat, and the maximum over repeats as the paper plots it."""
-    figure = Figure(figsize=(9.2, 6.4), dpi=130, layout="constrained")
-    for ax, (name, heading) in zip(figure.subplots(2, 2).flat, _TITLES.items(), strict=True):
+    picture = Figure(figsize=(9.2, 6.4), dpi=130, layout="constrained")
+    for ax, (name, heading) in zip(picture.subplots(2, 2).flat, _TITLES.items(), strict=True):
         values = found.measured[name]
         rounds = np.arange(1, values.shape[1] + 1)
         ax.plot(rounds, values.T, color="#9ab", linewidth=0.8, alpha=0.7)
@@ -33,8 +36,8 @@ def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
         ax.set_xlabel("round", fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_yscale("log")
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    write_figure(figure, path)
+    picture.suptitle(title, fontsize=12, x=0.01, ha="left")
+    write_figure(picture, path)
 
 
 def probe_table(found: Dissimilarity) -> Table:
@@ -51,3 +54,15 @@ def probe_table(found: Dissimilarity) -> Table:
 def probe_words(advice: Advice) -> str:
     """The advice in plain words."""
     return "\n".join([f"Advice: {advice.algorithm}.", *(f"- {reason}" for reason in advice.reasons)])
+
+
+def prediction_words(probe: Mapping[str, Any], algorithms: Mapping[str, Any], mixed: Sequence[str]) -> str:
+    """What the probe predicted of the mixed methods, beside the losses that they reached."""
+    unlike = probe["max"]["G2"] >= LARGE
+    expected = "the transfers ahead of parallel training" if unlike else "all mixed methods alike"
+    losses = {name: algorithms[name]["metrics"].get("loss", {}).get("mean") for name in mixed}
+    reached = ", ".join(f"{name} {figure(loss)}" for name, loss in losses.items())
+    return (
+        f"Predicted by a short probe: max G̃² = {probe['max']['G2']:.3g}, so {expected}; advice"
+        f" {probe['advice']['algorithm']}.\nHappened (loss): {reached}."
+    )
