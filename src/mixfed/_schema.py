@@ -209,8 +209,8 @@ def _complete(allowed: Mapping[str, Option], given: Mapping[str, Any], path: str
     for name, option in allowed.items():
         if name in given:
             values[name] = check(given[name], option.hint, path + name)
-        elif not option.required:
-            values[name] = option.default
+        elif not option.required:  # in the form in which TOML would give it
+            values[name] = None if option.default is None else check(option.default, option.hint, path + name)
     return values
 
 

@@ -54,7 +54,7 @@ def test_another_choice_takes_its_former_options_along() -> None:
     recipe = recipes.resolve(recipes.override(table, ["client.optimizer=adam", "model.name=linear"]))
     assert "momentum" not in recipe.client.options
     assert recipe.client.options["weight_decay"] == 0.1
-    assert recipe.client.options["betas"] == (0.9, 0.999)
+    assert recipe.client.options["betas"] == [0.9, 0.999]
     assert "hidden" not in recipe.model.options
     with pytest.raises(InputError, match="momentum"):
         recipes.resolve(recipes.override(table, ["client.optimizer=adam", "client.momentum=0.5"]))

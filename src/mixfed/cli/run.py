@@ -64,7 +64,7 @@ def _train(recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -
                 resume=resume,
                 callbacks=[shown_on(bar, task), *trackers],
                 should_stop=interrupts.asked,
-                say=lambda text: bar.console.print(text, style="dim"),
+                say=lambda text: bar.console.print(text, style="dim", soft_wrap=True),
             )
         except RunStopped as error:
             raise RunStopped(f"{error} The last good checkpoint is in {folder.checkpoints}.") from error
