@@ -26,7 +26,7 @@ from mixfed.data.store import FederatedData
 from mixfed.local import LocalTrainer
 from mixfed.measure.ledger import Ledger
 from mixfed.model import Model
-from mixfed.models.recommender import TABLES, DualEncoder
+from mixfed.models.recommender import DualEncoder
 from mixfed.private import PrivateStore
 from mixfed.recommend import hinge
 from mixfed.schedule import sample_cohort
@@ -44,7 +44,7 @@ def population(items: int) -> FederatedData:
 def seconds(items: int, *, by_rows: bool, executor: str, rounds: int, chunk: int | None = None) -> list[float]:
     """The time of each round after two to warm up: sending, clients, averaging, the server's step."""
     torch.manual_seed(0)
-    model = Model(DualEncoder(items, WIDTH), hinge, forward=lambda m, b: m(b["x"], b["y"]), tables=TABLES)
+    model = Model(DualEncoder(items, WIDTH), hinge)
     algorithm = fedavg(LocalTrainer(model, optim.sgd(0.5), Batching(16, steps=10)))
     if by_rows:
         algorithm = exchange_rows(algorithm, in_place=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,24 +12,29 @@ from numpy.typing import NDArray
 from mixfed import rng
 from mixfed._schema import parameters
 from mixfed.algorithms import ALGORITHMS, Setup
+from mixfed.algorithms.rows import exchange_rows
+from mixfed.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Algorithm
 from mixfed.data._arrays import join
 from mixfed.data.partition import label_split
-from mixfed.data.scenario import Scenario, apart, deal
+from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own
 from mixfed.data.sources import Examples, Source, load_source
 from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError
 from mixfed.fit import check_fit
-from mixfed.local import LocalTrainer
+from mixfed.local import LocalTrainer, weighted
 from mixfed.losses import CRITERIA
 from mixfed.measure.metrics import evaluator
-from mixfed.model import Model
+from mixfed.measure.personal import averaged_test, combined, local_test, new_test
+from mixfed.model import Loss, Model
 from mixfed.models import MODELS
 from mixfed.recipe import ModelSection, Recipe, Training, optimizer_of
+from mixfed.recommend import spreadout_of
 from mixfed.run import Callback, Evaluate, Result, run
+from mixfed.schedule import Joining
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Experiment:
         say: Callable[[str], None] = lambda sentence: None,
     ) -> Result:
         """Trains as the recipe says."""
-        recipe, how = self.recipe, self.recipe.simulator
+        recipe, how, joining = self.recipe, self.recipe.simulator, self.recipe.data.joining
+        if how.private == "disk" and checkpoints is None:
+            raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
+        private = checkpoints.folder / "private" if checkpoints and how.private == "disk" else None
         simulator = Simulator(
             how.executor, threads=how.threads or None, chunk=how.chunk or None, memory=how.memory, say=say
         )
@@ -70,6 +78,8 @@ class Experiment:
             checkpoints=checkpoints,
             resume=resume,
             should_stop=should_stop,
+            joining=Joining(joining.round, joining.fraction) if joining.round else None,
+            private_folder=private,
         )
 
 
@@ -78,22 +88,47 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     scenario = scenario or build_scenario(recipe)
     model = build_model(recipe, scenario)
     entry = ALGORITHMS[recipe.algorithm]
-    setup = Setup(
-        client=_trainer(recipe.client, model, "client"),
-        server=optimizer_of(recipe.server),
-        rounds=recipe.rounds,
-        centre=None if scenario.central is None else _trainer(recipe.central, model, "central"),
-        merge=optimizer_of(recipe.merge),
-        weights=(recipe.mixing.w_f, recipe.mixing.w_c),
-    )
+    setup = build_setup(recipe, scenario, model)
     algorithm = entry.make(setup, **recipe.algorithm_options())
+    on_clients = recipe.regulariser.name != "none" and not entry.mixes
+    if recipe.rows.exchange and algorithm.batching and not on_clients:
+        algorithm = exchange_rows(algorithm, by_touch=recipe.rows.by_touch)
     clients = scenario.clients
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)
-    evaluate = evaluator(
-        model, _evaluation_sets(recipe, scenario), recipe.evaluate.metrics, personal=algorithm.personal
+    return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+
+
+def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
+    """What every algorithm of the recipe is made from."""
+    client, centre = _trainer(recipe.client, model, "client"), None
+    if scenario.central is not None and (recipe.regulariser.name == "none" or recipe.regulariser.with_data):
+        centre = _trainer(recipe.central, model, "central")
+    regulariser = _regulariser(recipe, model)
+    if regulariser is not None and not ALGORITHMS[recipe.algorithm].mixes:
+        own, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
+        client = replace(client, loss=lambda params, batch: own(params, batch) + common(params, batch))
+        regulariser = None
+    return Setup(
+        client=against_adversary(recipe, client),
+        server=optimizer_of(recipe.server),
+        rounds=recipe.rounds,
+        centre=centre,
+        regulariser=replace(_trainer(recipe.central, model, "central"), loss=regulariser) if regulariser else None,
+        merge=optimizer_of(recipe.merge),
+        weights=(recipe.mixing.w_f, recipe.mixing.w_c),
     )
-    return Experiment(recipe, scenario, algorithm, clients, evaluate)
+
+
+def _regulariser(recipe: Recipe, model: Model) -> Loss | None:
+    section = recipe.regulariser
+    if section.name == "none":
+        return None
+    if not model.tables:
+        raise InputError(
+            f"The network '{recipe.model.name}' has no table of embeddings whose spreadout could be taken."
+        )
+    return spreadout_of(next(iter(model.tables)), section.scale, by_pairs=section.by_pairs)
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
@@ -117,15 +152,20 @@ def build_scenario(recipe: Recipe) -> Scenario:
         natural = data.partition.kind == "natural"
         train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
     on_clients, at_centre = _sides(recipe, train)
-    clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
+    clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
+    own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
+    if data.joining.round:
+        sizes = {"train": data.joining.train, "test": data.joining.test, "validation": data.joining.test}
+        own = join_device(own, source, sizes, data.joining.degrees, recipe.seed)
     return Scenario(
-        clients=clients,
+        clients=own.pop("train"),
         central=None if at_centre is None else CentralData(at_centre.arrays, source.prepare),
         test=CentralData(together["test"], source.prepare),
         validation=CentralData(together["validation"], source.prepare) if data.validation else None,
         source=source,
         like_clients={name: _like_clients(recipe, sides) for name, sides in evaluation.items()},
+        own=own,
     )
 
 
@@ -144,6 +184,9 @@ def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | 
         return train, None
     if central.kind == "source":
         return train, sides[1]
+    if central.kind == "people":
+        (rest,), (held,) = apart([train], central.fraction, "centre", whole_people=True)
+        return rest, held
     if central.kind == "fraction":
         share = central.fraction
         rows = rng.generator(recipe.seed, "scenario/central").permutation(len(train))
@@ -170,9 +213,11 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
             raise InputError(
                 f"The network '{section.name}' cannot be built so: {str(error).splitlines()[0]}."
             ) from error
+    module, criterion, forward = beside_head(recipe, scenario, module, CRITERIA[section.criterion])
     model = Model(
         module,
-        CRITERIA[section.criterion],
+        criterion,
+        forward=forward,
         buffers=section.buffers,
         dtype=getattr(torch, section.dtype),
         device=usable_device(recipe.device),
@@ -189,6 +234,7 @@ def _sizes(section: ModelSection, source: Source, clients: FederatedData) -> dic
     wanted = parameters(MODELS[section.name])
     outputs = 1 if section.criterion != "cross_entropy" else source.classes
     known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
+    known["items"] = source.classes
     known["size"] = shape[-1] if shape else None
     if len(shape) == 3:
         known["channels"] = shape[0]
@@ -206,9 +252,32 @@ def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
     return LocalTrainer(model, optimizer_of(section), batching, section.clip or None)
 
 
-def _evaluation_sets(recipe: Recipe, scenario: Scenario) -> dict[str, CentralData]:
-    on = recipe.evaluate.on
-    return {"" if name == "all" else name: scenario.part(on, name) for name in recipe.evaluate.sets}
+def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Evaluate:
+    """The metrics on every set that the recipe names."""
+    on, metrics, sets = recipe.evaluate.on, recipe.evaluate.metrics, recipe.evaluate.sets
+    parts = {"" if n == "all" else n: scenario.part(on, n) for n in sets if n in ("all", "clients", "centre")}
+    found = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
+    last = len(scenario.clients) - 1
+    for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
+        if name in sets:
+            found.append(local_test(algorithm, _own(recipe, scenario, name), metrics, clients=clients, name=name))
+    for name, test in (("new", new_test), ("averaged", averaged_test)):
+        if name in sets:
+            found.append(test(algorithm, scenario.part(on, "all"), metrics))
+    if "adversary" in sets or "postfit" in sets:
+        found += adversary_tests(recipe, scenario, algorithm, _own(recipe, scenario, "local"))
+    return combined(*found)
+
+
+def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
+    if name != "local" and not recipe.data.joining.round:
+        raise InputError(f"No device joins, so there is no evaluation set '{name}'; set data.joining.round.")
+    if recipe.evaluate.on not in scenario.own:
+        raise InputError(
+            f"Clients have no {recipe.evaluate.on} examples of their own for the evaluation set '{name}';"
+            f" set data.own_{recipe.evaluate.on} to a share above 0."
+        )
+    return scenario.own[recipe.evaluate.on]
 
 
 def usable_device(name: str) -> torch.device:

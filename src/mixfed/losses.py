@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixfed.model import Batch
+from mixfed.recommend import hinge
 
 
 def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
@@ -33,4 +34,5 @@ CRITERIA = {
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
     "squared_error": squared_error,
+    "hinge": hinge,
 }

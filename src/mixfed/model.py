@@ -41,6 +41,7 @@ class Model:
 
     ``tables`` names the parameters that are only looked up by ids, with the fields of the examples that hold these ids
     (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
+    A module may say both itself: ``module.on_batch(batch)`` how it is called, and ``module.tables``.
 
     With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
     """
@@ -65,7 +66,7 @@ class Model:
         self.dtype = dtype
         self.criterion = criterion
         self.buffer_policy: Buffers = buffers
-        self._forward: Forward = forward or (lambda module, batch: module(batch["x"]))
+        self._forward: Forward = forward or _default_forward(module)
         self.stochastic: bool | None = uses_dropout(module) or None  # None: not known before the first forward pass
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
@@ -80,7 +81,8 @@ class Model:
         statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
         self.trainable = tuple(initial)
         self.buffers = tuple(statistics)
-        self.tables = _checked_tables(tables or {}, self.trainable)
+        tables = getattr(module, "tables", {}) if tables is None else tables
+        self.tables = _checked_tables(tables, self.trainable)
         self.shapes = {n: tuple(x.shape) for n, x in (initial | statistics).items()}
         keep = torch.promote_types(dtype, torch.float32)
         self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
@@ -90,6 +92,10 @@ class Model:
     def initial(self) -> Params:
         """A copy of the starting parameters and float buffers, in the server's precision."""
         return tree.clone(self._initial)
+
+    def module(self) -> nn.Module:
+        """A copy of the module, with its starting parameters."""
+        return copy.deepcopy(self._template)
 
     def trained(self, params: Params) -> Params:
         """The trainable leaves of the parameters."""
@@ -170,6 +176,12 @@ class _Swap:
         for name, tensor in tensors.items():
             for store, leaf in self.places[name]:
                 store[leaf] = tensor
+
+
+def _default_forward(module: nn.Module) -> Forward:
+    if hasattr(module, "on_batch"):
+        return lambda module, batch: module.on_batch(batch)  # type: ignore[operator]
+    return lambda module, batch: module(batch["x"])
 
 
 def _checked_tables(tables: Mapping[str, Sequence[str]], trainable: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -40,13 +40,13 @@ class Partition:
 
 @dataclass(frozen=True)
 class Central:
-    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share, or what
-    the source has for it.
+    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share of the
+    examples or of the people, or what the source has for it.
 
     With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
     """
 
-    kind: Literal["none", "labels", "fraction", "source"] = "none"
+    kind: Literal["none", "labels", "fraction", "people", "source"] = "none"
     client_labels: list[int] = field(default_factory=list)
     inside: float = 1.0
     outside: float = 0.0
@@ -54,19 +54,37 @@ class Central:
 
 
 @dataclass(frozen=True)
+class JoiningSection:
+    """A device with turned images that joins in round ``round`` (0: none does), with examples of its own.
+
+    From then on every round asks it, and the share ``fraction`` of the other clients.
+    """
+
+    round: int = 0
+    fraction: float = 0.1
+    train: int = 3000
+    test: int = 500
+    degrees: Literal[90, 180, 270] = 90
+
+
+@dataclass(frozen=True)
 class Data:
     """Where the examples come from, and who holds them; the ``source`` may have settings of its own.
 
     ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
-    ``validation`` is the share of the training part that is kept apart to tune on.
+    ``validation`` is the share of the training part that is kept apart to tune on. ``own_test`` and
+    ``own_validation`` are the shares of every client's own examples that its own model is tested and tuned on.
     """
 
     source: str = "digits"
     folder: str = ""
     held_out: float = 0.0
     validation: float = 0.0
+    own_test: float = 0.0
+    own_validation: float = 0.0
     partition: Partition = field(default_factory=Partition)
     central: Central = field(default_factory=Central)
+    joining: JoiningSection = field(default_factory=JoiningSection)
     options: Table = field(
         default_factory=dict,
         metadata=options_of("source", lambda: {name: info.load for name, info in SOURCES.items()}),
@@ -78,10 +96,26 @@ class ModelSection:
     """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out."""
 
     name: str = "mlp"
-    criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error"] = "cross_entropy"
+    criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error", "hinge"] = "cross_entropy"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     buffers: Literal["average", "private", "server"] = "average"
     options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS))
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """A model beside the network's head that looks at the representation after ``layers`` layers.
+
+    Its loss counts with ``weight``. An adversary reads protected attributes, and ``weight`` is λ of the minimax, which
+    begins after ``pretrain`` rounds. The parameters are named ``encoder.``, ``head.`` and ``auxiliary.``.
+    """
+
+    kind: Literal["none", "supervised", "autoencoder", "rotation", "jigsaw", "adversary"] = "none"
+    layers: int = 1
+    weight: float = 1.0
+    hidden: list[int] = field(default_factory=list)
+    dropout: float = 0.0
+    pretrain: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,11 +154,45 @@ class Mixing:
 
 
 @dataclass(frozen=True)
+class Regulariser:
+    """A loss f_c of the parameters alone, ``scale``·spreadout of the model's table: mixed algorithms (parallel,
+    gradient_1way, gradient_2way) minimise it at the centre, on its steps and with its optimizer, all others on every
+    client beside its own loss.
+
+    ``with_data`` lets the centre minimise the loss of the examples it holds as well. ``by_pairs`` computes spreadout
+    from all pairs of rows, the way the paper counts its cost.
+    """
+
+    name: Literal["none", "spreadout"] = "none"
+    scale: float = 1.0
+    with_data: bool = False
+    by_pairs: bool = False
+
+
+@dataclass(frozen=True)
+class RowExchange:
+    """Whether clients exchange only the rows of tables that their data touch, and ``by_touch``: whether a row is
+    averaged over the clients that touched it only. Clients that have a regulariser need, and get, whole tables."""
+
+    exchange: bool = False
+    by_touch: bool = False
+
+
+EVALUATION_SETS = (
+    *("all", "clients", "centre", "local", "new", "averaged", "old", "joined"),
+    *("adversary", "postfit"),
+)
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """When, by what and on what the model is evaluated.
 
     ``sets`` are parts of the test (or validation) examples: all, those of the kind (the labels, the source's side)
-    that is on clients, those of the kind that is at the centre.
+    that is on clients, those of the kind that is at the centre. ``local`` asks every client's own model about its own
+    examples, ``new`` all clients' models about all examples (the mean of their outputs), ``averaged`` the model with
+    the mean of their weights; ``old`` and ``joined`` are the local test of those who were there and of the device that
+    joins. ``adversary`` asks clients' adversaries about protected attributes, ``postfit`` fresh ones.
     """
 
     every: int = 10
@@ -142,12 +210,27 @@ class CheckpointSection:
 
 @dataclass(frozen=True)
 class SimulatorSection:
-    """How clients are simulated; ``memory`` in bytes."""
+    """How clients are simulated; ``memory`` in bytes, ``private`` is where they keep what is theirs."""
 
     executor: Literal["auto", "loop", "vmap"] = "auto"
     threads: int = 0
     chunk: int = 0
     memory: int = 2 << 30
+    private: Literal["memory", "disk"] = "memory"
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Linear models between local and global (:mod:`mixfed.theory`), one curve for each ``rho``; none: no theory."""
+
+    rho: list[float] = field(default_factory=list)
+    sigma: float = 1.5
+    dimension: int = 20
+    devices: int = 100
+    examples: int = 2000
+    test: int = 1000
+    alphas: int = 11
+    seeds: int = 6
 
 
 @dataclass(frozen=True)
@@ -164,11 +247,15 @@ class Recipe:
     device: str = "cpu"
     data: Data = field(default_factory=Data)
     model: ModelSection = field(default_factory=ModelSection)
+    auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    theory: Theory = field(default_factory=Theory)
     client: Training = field(default_factory=Training)
     server: Rule = field(default_factory=Rule)
     central: Training = field(default_factory=Training)
     merge: Rule = field(default_factory=Rule)
     mixing: Mixing = field(default_factory=Mixing)
+    regulariser: Regulariser = field(default_factory=Regulariser)
+    rows: RowExchange = field(default_factory=RowExchange)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)
@@ -206,7 +293,7 @@ def resolve(table: Table) -> Recipe:
     for metric in recipe.evaluate.metrics:
         _schema.one_of(metric, METRICS, "evaluate.metrics")
     for part in recipe.evaluate.sets:
-        _schema.one_of(part, ("all", "clients", "centre"), "evaluate.sets")
+        _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
     return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
 
 

@@ -1,4 +1,4 @@
-"""A small recommendation problem: ragged clients, padding, one client with a single example, one that sees all items."""
+"""A small recommendation problem: ragged clients, padding, a client with one example, one that has all items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mixfed.batches import Batching
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.local import LocalTrainer
 from mixfed.model import Model
-from mixfed.models.recommender import TABLES, DualEncoder
+from mixfed.models.recommender import DualEncoder
 from mixfed.optim import Optimizer, sgd
 from mixfed.recommend import hinge, spreadout_of
 
@@ -39,7 +39,7 @@ def centre(seed: int = 1) -> CentralData:
 def model(dtype: torch.dtype = torch.float64) -> Model:
     torch.manual_seed(0)
     module = DualEncoder(ITEMS, WIDTH)
-    return Model(module, hinge, forward=lambda m, b: m(b["x"], b["y"]), tables=TABLES, dtype=dtype)
+    return Model(module, hinge, dtype=dtype)
 
 
 def on_clients(

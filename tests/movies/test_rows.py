@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,13 +13,8 @@ from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_
 from mixfed.algorithms.rows import exchange_rows
 from mixfed.backends.simulator import Simulator
 from mixfed.core import Algorithm
-from mixfed.data.store import FederatedData
-from mixfed.errors import InputError
-from mixfed.model import Model
-from mixfed.models.recommender import DualEncoder
-from mixfed.recommend import hinge
 from mixfed.run import Result, run
-from tests.movies.problem import HISTORY, ITEMS, TABLE, WIDTH, centre, clients, model, on_clients, regulariser
+from tests.movies.problem import TABLE, centre, clients, model, on_clients, regulariser
 
 Make = Callable[[], Algorithm]
 

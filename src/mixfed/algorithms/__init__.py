@@ -29,6 +29,8 @@ class Setup:
     rounds: int
     centre: LocalTrainer | None = None
     merge: Optimizer = field(default_factory=lambda: sgd(1.0))
+    regulariser: LocalTrainer | None = None
+    """The centre's training on a loss that needs no data."""
     weights: tuple[float, float] = (1.0, 1.0)
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
 
@@ -43,6 +45,13 @@ class Setup:
             trainer = replace(trainer, batching=replace(trainer.batching, batch_size=batch_size))
         return Centre(trainer, self.weights[1])
 
+    def central_sources(self, batch_size: int = 0) -> list[Centre]:
+        """All that is minimised at the centre: the loss of its data, and a regulariser."""
+        if self.regulariser is None:
+            return [self.central_source(batch_size)]
+        alone = Centre(self.regulariser, self.weights[1], "regulariser", needs_data=False)
+        return [alone] if self.centre is None else [self.central_source(batch_size), alone]
+
     def at_centre(self) -> LocalTrainer:
         """The central trainer, which some algorithms cannot do without."""
         if self.centre is None:
@@ -52,11 +61,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Entry:
-    """``make(setup, **options)`` builds the algorithm; ``oracle`` puts the central data on the clients as well."""
+    """``make(setup, **options)`` builds the algorithm; ``oracle`` puts the central data on the clients as well.
+
+    ``mixes`` says that it minimises a regulariser at the centre, if there is one.
+    """
 
     line: str
     make: Callable[..., Algorithm]
     oracle: bool = False
+    mixes: bool = False
 
 
 def _transfer(setup: Setup, *, central_rounds: int = 0) -> Algorithm:
@@ -77,15 +90,15 @@ def _fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
 
 
 def _parallel(setup: Setup, *, alpha: float | None = None) -> Algorithm:
-    return parallel(setup.population(), setup.central_source(), merge=setup.merge, alpha=alpha)
+    return parallel(setup.population(), setup.central_sources(), merge=setup.merge, alpha=alpha)
 
 
 def _gradient_1way(setup: Setup, *, central_batch_size: int = 0) -> Algorithm:
-    return gradient_1way(setup.population(), setup.central_source(central_batch_size))
+    return gradient_1way(setup.population(), setup.central_sources(central_batch_size))
 
 
 def _gradient_2way(setup: Setup) -> Algorithm:
-    return gradient_2way(setup.population(), setup.central_source(), merge=setup.merge)
+    return gradient_2way(setup.population(), setup.central_sources(), merge=setup.merge)
 
 
 def _example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
@@ -131,8 +144,8 @@ ALGORITHMS: dict[str, Entry] = {
     "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg),
     "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
-    "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel),
+    "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel, mixes=True),
     "example_transfer": Entry("mixed: clients receive central examples and train on both", _example_transfer),
-    "gradient_1way": Entry("mixed: clients add a central gradient to each of their own", _gradient_1way),
-    "gradient_2way": Entry("mixed: clients and centre add each other's last gradient", _gradient_2way),
+    "gradient_1way": Entry("mixed: clients add a central gradient to each of their own", _gradient_1way, mixes=True),
+    "gradient_2way": Entry("mixed: clients and centre add each other's last gradient", _gradient_2way, mixes=True),
 }

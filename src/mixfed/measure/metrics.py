@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed import tree
 from mixfed.batches import gather
 from mixfed.core import CLIENTS, Personal
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
 from mixfed.model import Batch, Model
 from mixfed.private import PrivateStore
+from mixfed.recommend import Recall
 from mixfed.tree import Params
 
 Metric = Callable[[Tensor, Batch], Tensor]
@@ -32,8 +34,9 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
     return right.float().reshape(len(labels), -1).mean(dim=1)
 
 
-EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy}
-METRICS = ("loss", "accuracy", "auc")
+RECALLS: dict[str, Metric] = {f"recall@{k}": Recall(k) for k in (1, 5, 10)}
+EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy} | RECALLS
+METRICS = ("loss", "accuracy", "auc", "parity_gap", "odds_gap", *RECALLS)
 
 
 def evaluator(
@@ -77,26 +80,50 @@ def measure(
     model: Model, params: Params, data: CentralData, metrics: Sequence[str], batch_size: int = 1024
 ) -> dict[str, float]:
     """The metrics of one model on one set, one large batch at a time."""
-    weights = {n: p.to(model.dtype) for n, p in params.items()}
-    totals: dict[str, float] = {}
-    scores: list[NDArray[Any]] = []
-    labels: list[NDArray[Any]] = []
-    with torch.no_grad():
-        for start in range(0, len(data), batch_size):
-            batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
+    figures = Figures(model, metrics)
+    for batch, outputs in answers(model, params, data, batch_size):
+        figures.add(outputs, batch)
+    return figures.result()
+
+
+def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
+    """The batches of a set in order, each with the model's outputs in 32 bits at least."""
+    weights = tree.cast(params, model.dtype)
+    for start in range(0, len(data), batch_size):
+        batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
+        with torch.no_grad():
             outputs = model.outputs(weights, batch, training=False)
-            outputs = _wide(outputs) if isinstance(outputs, Tensor) else outputs
-            for name in metrics:
-                if name == "auc":
-                    scores.append(_scores(outputs.reshape(len(batch["y"]), -1)).cpu().numpy())
-                    labels.append(batch["y"].cpu().numpy())
-                    continue
-                values = model.criterion(outputs, batch) if name == "loss" else EXAMPLE_METRICS[name](outputs, batch)
-                totals[name] = totals.get(name, 0.0) + float(values.double().sum())
-    found = {name: total / len(data) for name, total in totals.items()}
-    if scores:
-        found["auc"] = _auc(np.concatenate(labels), np.concatenate(scores))
-    return {name: found[name] for name in metrics}
+        yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
+
+
+class Figures:
+    """Metrics over outputs that come batch by batch, from one model or from many."""
+
+    def __init__(self, model: Model, metrics: Sequence[str]) -> None:
+        self.model, self.metrics = model, metrics
+        self.examples = 0
+        self._totals: dict[str, float] = {}
+        self._collected: dict[str, list[NDArray[Any]]] = {"y": [], "scores": [], "protected": []}
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Takes the outputs for one batch."""
+        self.examples += len(next(iter(batch.values())))
+        for name in self.metrics:
+            if name in RANKING_METRICS:
+                continue
+            values = self.model.criterion(outputs, batch) if name == "loss" else EXAMPLE_METRICS[name](outputs, batch)
+            self._totals[name] = self._totals.get(name, 0.0) + float(values.double().sum())
+        if any(name in RANKING_METRICS for name in self.metrics):
+            found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
+            for name, x in (found | {n: batch[n] for n in ("protected",) if n in batch}).items():
+                self._collected[name].append(x.cpu().numpy())
+
+    def result(self) -> dict[str, float]:
+        """The metrics over everything so far."""
+        found = {name: total / self.examples for name, total in self._totals.items()}
+        arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
+        found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
+        return {name: found[name] for name in self.metrics}
 
 
 def _wide(outputs: Tensor) -> Tensor:
@@ -110,7 +137,13 @@ def _scores(outputs: Tensor) -> Tensor:
     return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
 
 
-def _auc(labels: NDArray[Any], scores: NDArray[Any]) -> float:
+def auc(found: Mapping[str, NDArray[Any]]) -> float:
+    """The area under the ROC curve of the scores."""
+    return area(found["y"], found["scores"])
+
+
+def area(labels: NDArray[Any], scores: NDArray[Any]) -> float:
+    """The area under the ROC curve; not a number where a score is none."""
     from sklearn.metrics import roc_auc_score  # here because it takes a second to import
 
     if not np.isfinite(scores).all():
@@ -118,3 +151,34 @@ def _auc(labels: NDArray[Any], scores: NDArray[Any]) -> float:
     if len(np.unique(labels)) != 2:
         raise InputError("AUC needs an evaluation set with two labels.")
     return float(roc_auc_score(labels, scores))
+
+
+def parity_gap(found: Mapping[str, NDArray[Any]]) -> float:
+    """Demographic parity: |P(ŷ = 1 | p = 1) − P(ŷ = 1 | p = 0)|, the largest over the protected attributes."""
+    chosen = found["scores"] > 0
+    return max(_gap(chosen, p) for p in _attributes(found))
+
+
+def odds_gap(found: Mapping[str, NDArray[Any]]) -> float:
+    """Equalised odds: the largest |P(ŷ = 1 | y, p = 1) − P(ŷ = 1 | y, p = 0)| over y and the protected attributes."""
+    chosen, true = found["scores"] > 0, found["y"] > 0.5
+    return max(_gap(chosen[true == y], p[true == y]) for p in _attributes(found) for y in (False, True))
+
+
+def _attributes(found: Mapping[str, NDArray[Any]]) -> list[NDArray[np.bool_]]:
+    if "protected" not in found:
+        raise InputError("Fairness gaps need examples with a field 'protected'; name attributes in data.protected.")
+    return [column > 0.5 for column in found["protected"].reshape(len(found["y"]), -1).T]
+
+
+def _gap(chosen: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:
+    if group.all() or not group.any():
+        return float("nan")
+    return float(abs(chosen[group].mean() - chosen[~group].mean()))
+
+
+RANKING_METRICS: dict[str, Callable[[Mapping[str, NDArray[Any]]], float]] = {
+    "auc": auc,
+    "parity_gap": parity_gap,
+    "odds_gap": odds_gap,
+}

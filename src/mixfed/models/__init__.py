@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from torch import nn
 
+from mixfed.models.lenet import lenet5
 from mixfed.models.networks import CharacterGRU, cnn, linear, mlp
+from mixfed.models.recommender import DualEncoder
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn, "gru": CharacterGRU}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet5": lenet5,
+    "gru": CharacterGRU,
+    "dual_encoder": DualEncoder,
+}
 
-__all__ = ["MODELS", "CharacterGRU", "cnn", "linear", "mlp"]
+__all__ = ["MODELS", "CharacterGRU", "DualEncoder", "cnn", "lenet5", "linear", "mlp"]

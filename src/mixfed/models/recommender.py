@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-TABLES = {"embedding.weight": ("x", "y")}
-"""The shared table and the fields of ids that index it."""
 
 
 class DualEncoder(nn.Module):
@@ -16,6 +15,8 @@ class DualEncoder(nn.Module):
     Left: l = relu(A·mean(E[i] for the items i seen) + b), a bag of words with a hidden layer. Right: r = E[j], the
     lookup of an item j. The score of j is cos(l, r). Ids of -1 are padding.
     """
+
+    tables: ClassVar = {"embedding.weight": ("x", "y")}
 
     def __init__(self, items: int, width: int = 32) -> None:
         super().__init__()
@@ -33,6 +34,11 @@ class DualEncoder(nn.Module):
         if self.training:
             return (left * unit(self.embedding(following))).sum(-1)
         scores: Tensor = left @ unit(self.embedding.weight).T
+        return scores
+
+    def on_batch(self, batch: dict[str, Tensor]) -> Tensor:
+        """The scores of a batch: ``x`` are the items seen, ``y`` is the one that followed."""
+        scores: Tensor = self(batch["x"], batch["y"])
         return scores
 
 

@@ -6,7 +6,18 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from mixfed.data.sources import adult, celeba, chat_wiki, cifar10, cifar100, digits, faces, fashion_mnist, mnist
+from mixfed.data.sources import (
+    adult,
+    celeba,
+    chat_wiki,
+    cifar10,
+    cifar100,
+    digits,
+    faces,
+    fashion_mnist,
+    mnist,
+    movielens,
+)
 from mixfed.data.sources.base import Examples, Source, SourceInfo
 from mixfed.errors import InputError
 
@@ -22,6 +33,8 @@ SOURCES: dict[str, SourceInfo] = {
     "faces": SourceInfo(faces.load, faces.DESCRIPTION, faces.OBTAIN),
     "fashion-mnist": SourceInfo(fashion_mnist.load, fashion_mnist.DESCRIPTION, fashion_mnist.OBTAIN),
     "mnist": SourceInfo(mnist.load, mnist.DESCRIPTION, mnist.OBTAIN),
+    "movielens": SourceInfo(movielens.load, movielens.DESCRIPTION, movielens.OBTAIN),
+    "movielens-100k": SourceInfo(movielens.load_100k, movielens.DESCRIPTION_100K, movielens.OBTAIN),
 }
 
 
