@@ -89,6 +89,10 @@ class Reply:
     rows: dict[str, Tensor] = field(default_factory=dict)
     touched: dict[str, Tensor] = field(default_factory=dict)
 
+    def delayed(self, versions: int) -> Reply:
+        """The same reply for a server that has moved on by so many versions."""
+        return replace(self, staleness=self.staleness + versions) if versions else self
+
 
 @dataclass
 class Server:
@@ -159,6 +163,10 @@ class Algorithm:
     ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
     ``rows`` are tables that travel by rows (see :mod:`mixfed.rows`), with the fields of ids that index them.
     ``row_wise`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
+
+    Under delays: ``late`` says whether updates from earlier rounds are used or discarded, ``buffer`` how many updates
+    make a step (0: all that arrived in the round), and ``steps_alone`` that ``step`` has work to do in a round in which
+    nothing arrived; without it such a round changes nothing.
     """
 
     name: str
@@ -175,6 +183,9 @@ class Algorithm:
     arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     row_wise: bool = False
+    late: Literal["discard", "use"] = "discard"
+    buffer: int = 0
+    steps_alone: bool = False
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:

@@ -6,47 +6,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from mixfed import tree
 from mixfed.backends.simulator import Simulator
 from mixfed.checkpoint import Checkpoints
-from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Reply, Server, State
+from mixfed.core import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError, RunStopped
+from mixfed.errors import InputError
+from mixfed.exchange import Backend, Exchange
 from mixfed.fit import check_fit
 from mixfed.measure.ledger import Ledger
 from mixfed.private import PrivateStore
-from mixfed.schedule import Schedule, sample_cohort
+from mixfed.schedule import Schedule
 from mixfed.tree import Params
-
-
-class Backend(Protocol):
-    """Where clients run. ``submit`` sends, ``collect`` returns what has come back by a version of the model."""
-
-    dropped: list[tuple[str, int]]
-
-    def start(
-        self,
-        algorithm: Algorithm,
-        data: Mapping[str, FederatedData],
-        central: Mapping[str, CentralData],
-        privates: PrivateStore,
-        seed: int,
-        ledger: Ledger,
-    ) -> None: ...
-
-    def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None: ...
-
-    def collect(self, version: int) -> list[Reply]: ...
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run must find again to be the same run, as a tree."""
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,6 +66,7 @@ def run(
     *,
     rounds: int,
     cohort: int | Mapping[str, int] = 10,
+    schedule: Schedule | None = None,
     central: CentralData | Mapping[str, CentralData] | None = None,
     seed: int = 0,
     evaluate: Evaluate | None = None,
@@ -106,8 +80,9 @@ def run(
 ) -> Result:
     """Trains for a number of rounds and returns the model, its metrics and what it cost.
 
-    ``data`` are the clients (several populations by name), ``central`` is what the server holds. With ``checkpoints``
-    the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
+    ``data`` are the clients (several populations by name), ``central`` is what the server holds. Every round asks a
+    ``cohort`` and waits for it, unless a ``schedule`` says otherwise (delays, buffer, concurrency). With
+    ``checkpoints`` the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
     after every round; a run that stops early has ``finished = False``. What clients keep to themselves is simulated in
     memory, or on disk in ``private_folder``.
     """
@@ -115,38 +90,39 @@ def run(
         raise InputError("The number of rounds and the evaluation interval must be at least 1.")
     populations = _by_name(data, CLIENTS)
     sources = _by_name(central, CENTRE)
-    schedule = Schedule(cohort)
+    schedule = schedule or Schedule(cohort)
     _check(algorithm, populations, schedule)
     ledger = Ledger()
     untouched = algorithm.private(algorithm.model.initial())
     privates = PrivateStore(lambda: untouched, private_folder)
     state = algorithm.init(algorithm.model.initial())
     history: list[dict[str, Any]] = []
-    first, dropped, seconds = 0, 0, 0.0
+    first, version, dropped, seconds = 0, 0, 0, 0.0
     saved = checkpoints.load() if checkpoints and resume else None
     if saved:
         saved = tree.map_leaves(lambda x: x.to(algorithm.model.device), saved)
         state, history, first = saved["state"], saved["history"], saved["round"]
-        dropped, seconds = saved["dropped"], saved["seconds"]
+        version, dropped, seconds = saved["version"], saved["dropped"], saved["seconds"]
         privates.restore(saved.get("private", {}))
         ledger.restore(saved["ledger"])
     backend = backend or Simulator()
     backend.start(algorithm, populations, sources, privates, seed, ledger)
+    sizes = {name: len(population) for name, population in populations.items()}
+    exchange = Exchange(algorithm, backend, schedule, sizes, seed)
     if saved:
         backend.restore(saved["backend"])
+        exchange.restore(saved["exchange"])
 
-    sizes = {name: len(population) for name, population in populations.items()}
     began = time.monotonic() - seconds
     finished = True
     for number in range(first, rounds):
         server = Server(number, seed, algorithm.model, sources, ledger, sizes)
         messages = algorithm.broadcast(state, server)
-        for source, message in messages.items():
-            size, population = schedule.size(source), len(populations[source])
-            backend.submit(source, sample_cohort(seed, number, source, population, size), message, number)
-        replies = backend.collect(number)
-        _check_replies(messages, replies, number)
-        state = algorithm.step(state, replies, server)
+        before = version
+        for replies in exchange.round(messages, number, version):
+            state, version = algorithm.step(state, replies, server), version + 1
+        if version == before and (not messages or algorithm.steps_alone):
+            state, version = algorithm.step(state, [], server), version + 1
         dropped += len(backend.dropped)
         backend.dropped.clear()
 
@@ -163,11 +139,13 @@ def run(
                     "state": state,
                     "history": history,
                     "round": done,
+                    "version": version,
                     "dropped": dropped,
                     "seconds": time.monotonic() - began,
                     "private": privates.tree(),
                     "ledger": ledger.totals(),
                     "backend": backend.state(),
+                    "exchange": exchange.tree(),
                 }
             )
         for callback in callbacks:
@@ -194,15 +172,6 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     if given is None:
         return {}
     return dict(given) if isinstance(given, Mapping) else {name: given}
-
-
-def _check_replies(messages: Mapping[str, Message], replies: Sequence[Reply], number: int) -> None:
-    for source in messages:
-        if not any(reply.source == source for reply in replies):
-            raise RunStopped(
-                f"Every update of the clients '{source}' in round {number + 1} had a number that is not finite, so the"
-                " run stopped; lower the learning rate or clip the gradients."
-            )
 
 
 def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], schedule: Schedule) -> None:

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixfed import rng
 from mixfed.data.store import FederatedData
+from mixfed.delays import Delay, none
 from mixfed.errors import InputError
+
+Late = Literal["", "discard", "use"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The synchronous schedule: every round asks ``cohort`` clients of each source and waits for all of them.
+    """Who is asked, when their replies count, and how long they take on a virtual clock whose unit is a round.
 
-    ``cohort`` is one number for every source, or a number by source.
+    ``cohort`` is one number for every source, or a number by source. Every round asks that many clients that are not
+    busy, and what has come back before the round ends is one step of the server. With no delays (the default) that is
+    synchronous training.
+
+    ``delays`` says how long clients take (:mod:`mixfed.delays`). ``buffer`` makes a step of exactly so many updates in
+    the order of their arrival (0: as the algorithm says, else all of a round). With ``concurrency`` so many clients
+    are busy at all times, each replaced when it reports, and a round ends when the buffer is full, whenever that is.
+    ``late`` overrides what the algorithm does with updates from an earlier round: discard or use them. A client that
+    has not reported after ``patience`` rounds is given up and may be asked again (0: never).
     """
 
     cohort: int | Mapping[str, int]
+    delays: Delay = none
+    buffer: int = 0
+    concurrency: int = 0
+    late: Late = ""
+    patience: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.buffer < 0 or self.concurrency < 0 or self.patience < 0:
+            raise InputError("Buffer, concurrency and patience of a schedule cannot be negative.")
+        if self.late not in ("", "discard", "use"):
+            raise InputError(f"Late updates are discarded or used; the schedule says '{self.late}'.")
+        if self.concurrency and not isinstance(self.cohort, int):
+            raise InputError("A schedule with a concurrency has one cohort for the one population it asks.")
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every round asks a cohort and waits for all of it."""
+        return self.delays is none and not self.buffer and not self.concurrency
 
     def size(self, source: str) -> int:
         """Clients of this source in a round."""
@@ -32,7 +62,7 @@ class Schedule:
 
     def check(self, source: str, data: FederatedData) -> None:
         """Refuses a cohort that the population cannot give."""
-        size = self.size(source)
+        size = self.concurrency or self.size(source)
         if not 1 <= size <= len(data):
             raise InputError(
                 f"A cohort of {size} clients cannot be drawn from the {len(data)} clients of '{source}';"
@@ -40,7 +70,20 @@ class Schedule:
             )
 
 
-def sample_cohort(seed: int, round: int, source: str, population: int, size: int) -> NDArray[np.int64]:
-    """Distinct clients, uniformly, in increasing order; the cost follows ``size``, not ``population``."""
-    draw = rng.generator(seed, f"cohort/{source}", round)
-    return np.sort(draw.choice(population, size, replace=False)).astype(np.int64)
+def sample_cohort(
+    seed: int, round: int, source: str, population: int, size: int, busy: Collection[int] = (), attempt: int = 0
+) -> NDArray[np.int64]:
+    """Distinct clients that are not busy, uniformly, in increasing order; all there are where these are fewer.
+
+    The cost follows ``size`` and the number of busy clients, not ``population``.
+    """
+    draw = rng.generator(seed, f"cohort/{source}", round, *([attempt] if attempt else []))
+    if not busy:
+        return np.sort(draw.choice(population, size, replace=False)).astype(np.int64)
+    if population <= 2 * (len(busy) + size):
+        free = np.setdiff1d(np.arange(population), np.fromiter(busy, np.int64, len(busy)))
+        return np.sort(draw.choice(free, min(size, len(free)), replace=False)).astype(np.int64)
+    chosen: dict[int, None] = {}
+    while len(chosen) < size:  # at least half of the population is free, so this ends soon
+        chosen |= {c: None for c in draw.integers(population, size=size).tolist() if c not in busy}
+    return np.sort(np.fromiter(list(chosen)[:size], np.int64, size))

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from mixfed import rows, tree
 from mixfed.backends.executors import Execution, Pool, Tally, execute, keep_freed_memory
-from mixfed.batches import Batches, Plan, plan_cohort
+from mixfed.batches import Batches, Plan, Sample, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+from mixfed.flight import Arrivals
 from mixfed.measure.ledger import Ledger, count_flops
 from mixfed.private import PrivateStore
 
@@ -57,7 +58,7 @@ class Simulator:
         self._chunk = chunk
         self._pool = Pool(self.threads)
         self._chosen: dict[str, Execution] = {}
-        self._waiting: list[tuple[str, NDArray[np.int64], Message, int]] = []
+        self._sent: dict[str, dict[int, _Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
 
@@ -74,35 +75,81 @@ class Simulator:
         self.algorithm, self.data, self.central = algorithm, data, central
         self.privates, self.seed, self.ledger = privates, seed, ledger
         self._chosen.clear()
-        self._waiting.clear()
+        self._sent.clear()
         self.dropped.clear()
 
     def state(self) -> dict[str, Any]:
-        """The executions chosen so far: another one rounds differently, so a resumed run keeps them."""
-        return {source: asdict(how) for source, how in self._chosen.items()}
+        """The executions chosen so far (another one rounds differently), and the messages of jobs in flight."""
+        return {
+            "executions": {source: asdict(how) for source, how in self._chosen.items()},
+            "sent": {
+                source: {str(version): sent.tree() for version, sent in versions.items()}
+                for source, versions in self._sent.items()
+            },
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up the executions of the run that is resumed."""
-        self._chosen = {source: Execution(**how) for source, how in state.items()}
+        """Takes up the executions and the messages of the run that is resumed."""
+        self._chosen = {source: Execution(**how) for source, how in state["executions"].items()}
+        self._sent = {
+            source: {int(version): _Sent.restored(saved) for version, saved in versions.items()}
+            for source, versions in state["sent"].items()
+        }
 
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
-        """Sends a message to clients; their replies can be collected afterwards."""
-        self._waiting.append((source, clients, message, version))
+        """Sends a message to clients; they train when they are collected, and until then the message is kept."""
+        alike = rows.shared(self.algorithm.rows, message.payload)
+        self.ledger.bytes_down += tree.nbytes(alike) * len(clients)
+        if message.examples:
+            self.ledger.bytes_down += self._plan(source, clients, message, version).bytes_of_extra()
+        for part, leaves in (message.first or {}).items():
+            self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
+        sent = self._sent.setdefault(source, {})
+        busy = sent[version].clients if version in sent else np.zeros(0, np.int64)
+        sent[version] = _Sent(message, np.concatenate([busy, clients]))
 
-    def collect(self, version: int) -> list[Reply]:
-        """The replies that have arrived by this version of the model, in the order of submission."""
+    def collect(self, version: int, arrivals: Arrivals | None = None) -> list[Reply]:
+        """The replies of these arrivals (left out: of all clients that were sent something, round by round).
+
+        Clients that were sent the same message run as one cohort. Uploads that are wanted one by one come in the order
+        of arrival.
+        """
+        if arrivals is None:
+            everyone = [
+                Arrivals(source, sent.clients, *[np.full_like(sent.clients, number)] * 2)
+                for source, versions in self._sent.items()
+                for number, sent in versions.items()
+            ]
+            return [reply for jobs in everyone for reply in self.collect(version, jobs)]
         replies = []
-        for source, clients, message, sent in self._waiting:
-            plan = self._plan(source, clients, message, sent)
-            alike = rows.shared(self.algorithm.rows, message.payload)
-            self.ledger.bytes_down += tree.nbytes(alike) * len(clients) + plan.bytes_of_extra()
-            for part, leaves in (message.first or {}).items():
-                self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
+        for number, jobs in arrivals.by_round():
+            message, clients = self._take(jobs, number), np.sort(jobs.clients)
+            plan = self._plan(jobs.source, clients, message, number)
             tally = execute(self.algorithm, message, plan, self.privates, self._how(message, plan), self._pool)
             self._count(tally, plan, message)
-            replies += _replies(tally, source, version - sent)
-        self._waiting.clear()
+            replies += _replies(tally, jobs.source, version - int(jobs.versions[0]))
+        if self.algorithm.uploads == "each":
+            place = {client: i for i, client in enumerate(arrivals.clients.tolist())}
+            replies.sort(key=lambda reply: place[reply.clients[0]])
         return replies
+
+    def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
+        """Forgets these jobs. Clients that report in vain have trained, which counts; what they send up is refused."""
+        for number, jobs in arrivals.by_round():
+            message = self._take(jobs, number)
+            if reported:
+                self._count_work(self._plan(jobs.source, np.sort(jobs.clients), message, number), message)
+
+    def _take(self, jobs: Arrivals, number: int) -> Message:
+        """The message of jobs that are in flight no longer; it is let go with the last of them."""
+        sent = self._sent[jobs.source]
+        message = sent[number].message
+        left = np.setdiff1d(sent[number].clients, jobs.clients)
+        if len(left):
+            sent[number] = _Sent(message, left)
+        else:
+            del sent[number]
+        return message
 
     def _plan(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> Plan:
         sample = message.examples
@@ -118,7 +165,9 @@ class Simulator:
         self.dropped += [(plan.source, client) for client in tally.dropped]
         self.ledger.bytes_up += tally.upload_bytes
         self.ledger.bytes_down += tally.row_bytes_down
+        self._count_work(plan, message)
 
+    def _count_work(self, plan: Plan, message: Message) -> None:
         def measure(examples: int) -> int:
             batches: Batches = plan.client(0, self.algorithm.model.device).first(examples)
             private = self.privates.get(plan.source, int(plan.clients[0]), message.first)
@@ -133,6 +182,8 @@ class Simulator:
 
     def _how(self, message: Message, plan: Plan) -> Execution:
         if plan.source not in self._chosen:
+            if self.executor == "auto" and len(plan) == 1:
+                return Execution("loop", 0, self.threads)  # leaves nothing to batch, and says nothing of other cohorts
             self._chosen[plan.source] = self._choose(message, plan)
         how = self._chosen[plan.source]
         if not how.chunk:
@@ -151,8 +202,8 @@ class Simulator:
         why_not = self._vmap_cannot(plan)
         if self.executor != "auto":
             return vmaps[0] if self.executor == "vmap" else loop
-        if why_not or len(plan) == 1:
-            self.say(f"Executor: {loop}; {why_not or 'a cohort of one client leaves nothing to batch'}.")
+        if why_not:
+            self.say(f"Executor: {loop}; {why_not}.")
             return loop
         remembered = _Remembered(self._signature(message, plan))
         known = remembered.load()
@@ -220,6 +271,26 @@ class Simulator:
             torch.__version__,
         ]
         return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its way, and the clients that have not reported on it yet."""
+
+    message: Message
+    clients: NDArray[np.int64]
+
+    def tree(self) -> dict[str, Any]:
+        message = self.message
+        examples = asdict(message.examples) if message.examples else {}
+        saved = {"payload": message.payload, "round": message.round, "clients": torch.from_numpy(self.clients)}
+        return saved | {"examples": examples, "first": message.first or {}}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> _Sent:
+        examples = Sample(**saved["examples"]) if saved["examples"] else None
+        message = Message(dict(saved["payload"]), int(saved["round"]), examples, saved["first"] or None)
+        return cls(message, saved["clients"].cpu().numpy())
 
 
 class _Remembered:

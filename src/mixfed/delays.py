@@ -1,0 +1,163 @@
+"""How long a client takes to report, in rounds of the virtual clock.
+
+A delay is a function of (seed, round, source, client) and of nothing else: a run that is resumed, or whose clients are
+asked in another order, finds the same delays. An infinite delay is a client that never reports.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed import rng
+from mixfed.errors import InputError
+
+Delays = NDArray[np.float64]
+Delay = Callable[[int, int, str, NDArray[np.int64]], Delays]
+"""``delay(seed, round, source, clients)``: for each of the clients asked in this round, after how long it reports."""
+
+
+def none(seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+    """Every client reports at once: synchronous training."""
+    return np.zeros(len(clients))
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """The delays of a table by (round, client), and ``otherwise`` where it has none."""
+
+    table: Mapping[tuple[int, int], float]
+    otherwise: float = 0.0
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        return np.array([self.table.get((round, int(c)), self.otherwise) for c in clients], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class HalfNormal:
+    """|N(0, sd)| rounds, as in the Feddle paper (sd 5 and 20)."""
+
+    sd: float
+
+    def __post_init__(self) -> None:
+        _not_negative("The standard deviation of delays", self.sd)
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        return np.abs(_normal(seed, "delay", round, source, clients)) * self.sd
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """exp(N(log median, sigma)) seconds, where a round of the clock lasts ``seconds_per_round``."""
+
+    median: float
+    sigma: float
+    seconds_per_round: float = 1.0
+
+    def __post_init__(self) -> None:
+        _not_negative("The spread of delays", self.sigma)
+        if not (self.median > 0 and self.seconds_per_round > 0):
+            raise InputError("The median delay and the length of a round must be above 0 seconds.")
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        seconds = self.median * np.exp(self.sigma * _normal(seed, "delay", round, source, clients))
+        return np.asarray(seconds / self.seconds_per_round)
+
+
+@dataclass(frozen=True)
+class SpeedClasses:
+    """Another delay times the factor of the client's class; a client is of one class for the whole run.
+
+    ``shares`` are the sizes of the classes (all alike if left out).
+    """
+
+    base: Delay
+    factors: Sequence[float]
+    shares: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.factors or (self.shares and len(self.shares) != len(self.factors)):
+            raise InputError("Speed classes need a factor each, and as many shares as factors.")
+        for number in (*self.factors, *self.shares):
+            _not_negative("A factor or share of a speed class", number)
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        shares = np.asarray(self.shares or [1.0] * len(self.factors))
+        edges = np.cumsum(shares / shares.sum())[:-1]
+        kind = np.searchsorted(edges, _uniform(seed, "speed", 0, source, clients), side="right")
+        return self.base(seed, round, source, clients) * np.asarray(self.factors)[kind]
+
+
+@dataclass(frozen=True)
+class Dropouts:
+    """Another delay, but a job is lost with this probability: its client never reports."""
+
+    base: Delay
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise InputError(f"Jobs are lost with a probability from 0 to 1, not {self.probability}.")
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        lost = _uniform(seed, "dropout", round, source, clients) < self.probability
+        return np.where(lost, np.inf, self.base(seed, round, source, clients))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Delays that were measured: a CSV file with a column ``delay`` and, if wished, a column ``client``.
+
+    A job takes one of the lines by chance; where the file has lines of its client, one of those.
+    """
+
+    file: str | Path
+    delays: Delays = field(init=False, repr=False, compare=False)
+    lines: dict[int, NDArray[np.int64]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            with open(self.file, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            delays = np.array([float(row["delay"]) for row in rows])
+            owners = np.array([int(row.get("client") or -1) for row in rows])
+        except OSError as error:
+            raise InputError(f"The trace of delays {self.file} cannot be read: {error.strerror}.") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"The trace {self.file} needs a number in the column 'delay' of every line.") from error
+        if not len(delays) or not (delays >= 0).all():
+            raise InputError(f"The trace {self.file} needs lines with delays of at least 0 rounds.")
+        object.__setattr__(self, "delays", delays)
+        object.__setattr__(self, "lines", {int(c): np.flatnonzero(owners == c) for c in np.unique(owners)})
+
+    def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+        chance = _uniform(seed, "trace", round, source, clients)
+        every = np.arange(len(self.delays))
+        found = [self.lines.get(int(c), self.lines.get(-1, every)) for c in clients]
+        chosen = [lines[int(u * len(lines))] for lines, u in zip(found, chance, strict=True)]
+        return self.delays[np.array(chosen, dtype=np.int64)]
+
+
+def _bits(seed: int, purpose: str, round: int, source: str, clients: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return rng.bits(rng.key(seed, f"{purpose}/{source}", round), clients)
+
+
+def _uniform(seed: int, purpose: str, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+    """In [0, 1), 53 bits."""
+    return (_bits(seed, purpose, round, source, clients) >> np.uint64(11)).astype(np.float64) / (1 << 53)
+
+
+def _normal(seed: int, purpose: str, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
+    """Box and Muller's transform of two uniform numbers."""
+    radius = np.sqrt(-2 * np.log1p(-_uniform(seed, f"{purpose}/radius", round, source, clients)))
+    return np.asarray(radius * np.cos(2 * np.pi * _uniform(seed, f"{purpose}/angle", round, source, clients)))
+
+
+def _not_negative(what: str, number: float) -> None:
+    if not (number >= 0 and np.isfinite(number)):
+        raise InputError(f"{what} must be a number of at least 0, not {number}.")

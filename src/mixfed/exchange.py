@@ -1,0 +1,148 @@
+"""What happens between ``broadcast`` and ``step``: clients are asked, time passes, replies arrive.
+
+The same code serves synchronous and asynchronous training: a synchronous round asks a cohort whose delays are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.core import Algorithm, Message, Reply
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError, RunStopped
+from mixfed.flight import Arrivals, InFlight
+from mixfed.measure.ledger import Ledger
+from mixfed.private import PrivateStore
+from mixfed.schedule import Schedule
+
+
+class Backend(Protocol):
+    """Where clients run. ``submit`` sends; ``collect`` returns the replies of clients that have come back."""
+
+    dropped: list[tuple[str, int]]
+
+    def start(
+        self,
+        algorithm: Algorithm,
+        data: Mapping[str, FederatedData],
+        central: Mapping[str, CentralData],
+        privates: PrivateStore,
+        seed: int,
+        ledger: Ledger,
+    ) -> None: ...
+
+    def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None: ...
+
+    def collect(self, version: int, arrivals: Arrivals | None = None) -> list[Reply]:
+        """The replies of these arrivals (of all clients if left out) at this version of the model."""
+
+    def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
+        """Forgets jobs whose replies are not wanted, because they came too late or will never come."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must find again to be the same run, as a tree."""
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Exchange:
+    """The clients of a run as the loop sees them: messages go in, and the replies for each step come out."""
+
+    def __init__(
+        self, algorithm: Algorithm, backend: Backend, schedule: Schedule, sizes: Mapping[str, int], seed: int
+    ) -> None:
+        if not schedule.is_synchronous and len(algorithm.batching) > 1:
+            raise InputError(
+                f"The algorithm {algorithm.name} trains on several populations of clients, and replies can be late"
+                " with one only; leave out the delays."
+            )
+        self.algorithm, self.backend, self.schedule = algorithm, backend, schedule
+        self.discards = (schedule.late or algorithm.late) == "discard"
+        self.buffer = schedule.buffer or algorithm.buffer
+        self.flights = {source: InFlight(schedule, seed, source, sizes[source]) for source in algorithm.batching}
+
+    def round(self, messages: Mapping[str, Message], number: int, version: int) -> Iterator[list[Reply]]:
+        """Asks clients and yields the replies of one step after another; ``version`` counts the steps before."""
+        if self.schedule.concurrency:
+            arrived = [self._until_full(source, message, number, version) for source, message in messages.items()]
+        else:
+            for flight in self.flights.values():
+                self._give_up(flight.advance(number))
+            for source, message in messages.items():
+                self._ask(source, message, number, version, self.schedule.size(source))
+            arrived = [self._of_this_round(flight, number) for flight in self.flights.values()]
+        arrived = [jobs for jobs in arrived if len(jobs)]
+        steps = list(self._steps(arrived, version))
+        for jobs in arrived:
+            if not any(reply.source == jobs.source for replies in steps for reply in replies):
+                raise RunStopped(
+                    f"Every update of the clients '{jobs.source}' in round {number + 1} had a number that is not"
+                    " finite, so the run stopped; lower the learning rate or clip the gradients."
+                )
+        yield from (replies for replies in steps if replies)
+
+    def tree(self) -> dict[str, Any]:
+        """All jobs in flight as a tree."""
+        return {source: flight.tree() for source, flight in self.flights.items()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Takes up the jobs of a checkpoint."""
+        for source, flight in self.flights.items():
+            flight.restore(saved[source])
+
+    def _steps(self, arrived: list[Arrivals], version: int) -> Iterator[list[Reply]]:
+        size = self.buffer
+        if not size or not arrived:
+            yield [reply for jobs in arrived for reply in self.backend.collect(version, jobs)]
+            return
+        (jobs,) = arrived
+        if self.algorithm.uploads == "sum":
+            for i in range(0, len(jobs), size):
+                yield self.backend.collect(version + i // size, jobs[i : i + size])
+            return
+        replies = {reply.clients[0]: reply for reply in self.backend.collect(version, jobs)}
+        for i in range(0, len(jobs), size):
+            chosen = [replies[c] for c in jobs.clients[i : i + size].tolist() if c in replies]
+            yield [r.delayed(i // size) for r in chosen]
+
+    def _of_this_round(self, flight: InFlight, number: int) -> Arrivals:
+        if self.discards:
+            self.backend.discard(flight.late(number, number + 1), reported=True)
+        return flight.arrived(number + 1, multiple=self.buffer or 1)
+
+    def _until_full(self, source: str, message: Message, number: int, version: int) -> Arrivals:
+        """Keeps ``concurrency`` clients busy until the buffer is full.
+
+        Who arrives at the same time as the last one stays in flight, and counts for the next round.
+        """
+        flight, size = self.flights[source], self.buffer or self.schedule.size(source)
+        arrived: list[Arrivals] = []
+        while (missing := size - sum(map(len, arrived))) > 0:
+            self._ask(source, message, number, version, self.schedule.concurrency - len(flight))
+            time = flight.next_event()
+            if not np.isfinite(time):
+                raise RunStopped(
+                    f"No client of '{source}' will ever report again, so the run stopped in round {number + 1};"
+                    " give the schedule a patience after which clients are given up."
+                )
+            self._give_up(flight.advance(time))
+            at_once = float(np.nextafter(flight.now, np.inf))
+            if self.discards:
+                self.backend.discard(flight.late(number, at_once), reported=True)
+            arrived.append(flight.arrived(at_once, limit=missing))
+        return Arrivals.joined(arrived)
+
+    def _ask(self, source: str, message: Message, number: int, version: int, size: int) -> None:
+        flight = self.flights[source]
+        clients = flight.choose(number, size)
+        if len(clients):
+            flight.send(clients, number, version)
+            self.backend.submit(source, clients, message, number)
+
+    def _give_up(self, lost: Arrivals) -> None:
+        if len(lost):
+            self.backend.discard(lost, reported=False)
