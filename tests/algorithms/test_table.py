@@ -12,15 +12,18 @@ from mixfed import optim
 from mixfed.algorithms import ALGORITHMS, Setup
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.feddle import Search, feddle
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Algorithm
+from mixfed.delays import Dropouts, HalfNormal
 from mixfed.local import LocalTrainer
 from mixfed.measure.metrics import evaluator
 from mixfed.private import PrivateStore
 from mixfed.run import Result, run
+from mixfed.schedule import Schedule
 from mixfed.transforms import compress, quantize, top_k
 from mixfed.tree import Params
 from tests.problems import blobs, small_mlp
@@ -75,6 +78,11 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
             upload={"delta": top_k(0.3)},
             error_feedback=True,
         )
+    ),
+    "fedasync, hinge": on(lambda s: ALGORITHMS["fedasync"].make(s, rule="hinge", alpha=0.3, a=2.0, b=1.0)),
+    "feddle, 8-bit anchors": on(lambda s: feddle(s.client, Search(s.at_centre().batching), atlas=9, bits=8)),
+    "feddle, out of domain": on(
+        lambda s: feddle(s.client, Search(s.at_centre().batching, "out_of_domain", regularisation=0.01), atlas=14)
     ),
     "fedavg, 4-bit uploads": on(lambda s: compress(fedavg(s.client), upload={"delta": quantize(4)})),
 }
@@ -154,6 +162,23 @@ def test_resumed_is_bit_identical(row: str, executor: str, tmp_path: Path) -> No
     straight = train(ROWS[row](), executor, checkpoints=Checkpoints(tmp_path / "a", every=2))
     train(ROWS[row](), executor, rounds=3, checkpoints=Checkpoints(tmp_path / "b", every=1))
     resumed = train(ROWS[row](), executor, checkpoints=Checkpoints(tmp_path / "b", every=1), resume=True)
+    a, b = learnt(straight), learnt(resumed)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(x, b[name]) for name, x in a.items())
+    assert straight.ledger == resumed.ledger
+    assert straight.history == resumed.history
+
+
+LATE = Schedule(4, delays=Dropouts(HalfNormal(1.5), 0.05), late="use", patience=6)
+REFILLED = Schedule(3, delays=HalfNormal(1.0), concurrency=5, late="use")
+
+
+@pytest.mark.parametrize("schedule", [LATE, REFILLED], ids=["late", "refilled"])
+@pytest.mark.parametrize("row", ROWS)
+def test_resumed_with_jobs_in_flight_is_bit_identical(row: str, schedule: Schedule, tmp_path: Path) -> None:
+    straight = train(ROWS[row](), schedule=schedule, checkpoints=Checkpoints(tmp_path / "a", every=2))
+    train(ROWS[row](), rounds=3, schedule=schedule, checkpoints=Checkpoints(tmp_path / "b", every=1))
+    resumed = train(ROWS[row](), schedule=schedule, checkpoints=Checkpoints(tmp_path / "b", every=1), resume=True)
     a, b = learnt(straight), learnt(resumed)
     assert a.keys() == b.keys()
     assert all(torch.equal(x, b[name]) for name, x in a.items())

@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from mixfed.algorithms.asynchronous import Rule, ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+from mixfed.algorithms.feddle import Objective, Search, feddle, like_fedavg, like_fedbuff
+from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_layers, local_global, named
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
 from mixfed.algorithms.mtl import mtl
@@ -123,6 +126,73 @@ def _lg_fedavg(
     return local_global(ALGORITHMS[base].make(setup), is_global, warm_start=warm_start)
 
 
+def _fedbuff(setup: Setup, *, buffer: int = 10, rule: Rule = "polynomial", a: float = 0.5, b: float = 4.0) -> Algorithm:
+    return fedbuff(setup.client, buffer=buffer, server=setup.server, rule=rule, a=a, b=b)
+
+
+def _ca2fl(setup: Setup, *, buffer: int = 10) -> Algorithm:
+    return ca2fl(setup.client, buffer=buffer, server=setup.server)
+
+
+Base = Literal["fedbuff", "fedavg"]
+
+
+def _base(setup: Setup, base: Base) -> Algorithm:
+    if base not in ("fedbuff", "fedavg"):
+        raise InputError(f"A hybrid method is built on fedbuff or fedavg, not on '{base}'.")
+    return fedbuff(setup.client, buffer=0, server=setup.server) if base == "fedbuff" else _plain(setup)
+
+
+def _fed_ft(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
+    return fed_ft(_base(setup, base), setup.at_centre())
+
+
+def _hfcl(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
+    return hfcl(_base(setup, base), setup.at_centre(), by_examples=base == "fedavg")
+
+
+def _feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.0) -> Algorithm:
+    return feddf(setup.client, setup.at_centre().batching, learning_rate=learning_rate, temperature=temperature)
+
+
+def _feddle(
+    setup: Setup,
+    *,
+    atlas: int = 20,
+    bits: int = 32,
+    objective: Objective = "in_domain",
+    learning_rate: float = 1e-3,
+    regularisation: float | None = None,
+    fallback: Base = "fedbuff",
+    normalise: bool = True,
+    by_score: bool = True,
+    fallback_start: bool = True,
+    search: bool = True,
+    head: str = "",
+    head_rate: float = 1e-2,
+    head_steps: int = 50,
+) -> Algorithm:
+    """``regularisation`` is the paper's if left out: none in-domain, 0.01 for data of another domain."""
+    if regularisation is None:
+        regularisation = 0.0 if objective == "in_domain" else 0.01
+    how = Search(
+        setup.at_centre().batching,
+        objective,
+        learning_rate,
+        regularisation,
+        normalise,
+        by_score,
+        fallback_start,
+        search,
+        head,
+        head_rate,
+        head_steps,
+    )
+    rate = setup.server.learning_rate
+    start = like_fedavg(rate) if fallback == "fedavg" else like_fedbuff(rate)
+    return feddle(setup.client, how, atlas=atlas, bits=bits, fallback=start)
+
+
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     def made(setup: Setup, **options: Any) -> Algorithm:
         return make(setup.client, **options)
@@ -138,6 +208,9 @@ ALGORITHMS: dict[str, Entry] = {
     "fedadam": Entry("FedAvg with Adam on the server", _on_clients(fedadam)),
     "fedyogi": Entry("FedAvg with Yogi on the server", _on_clients(fedyogi)),
     "fedadagrad": Entry("FedAvg with AdaGrad on the server", _on_clients(fedadagrad)),
+    "fedasync": Entry("every update is mixed into the model when it comes, the less the staler", _on_clients(fedasync)),
+    "fedbuff": Entry("updates are buffered and added once there are enough, the less the staler", _fedbuff),
+    "ca2fl": Entry("FedBuff with every client's last update standing in for it", _ca2fl),
     "center": Entry("the server trains on its own data and asks no client", lambda setup: center(setup.at_centre())),
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
     "mtl": Entry("every client's own model, held close to the mean of all", _on_clients(mtl)),
@@ -147,5 +220,9 @@ ALGORITHMS: dict[str, Entry] = {
     "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel, mixes=True),
     "example_transfer": Entry("mixed: clients receive central examples and train on both", _example_transfer),
     "gradient_1way": Entry("mixed: clients add a central gradient to each of their own", _gradient_1way, mixes=True),
+    "fed_ft": Entry("hybrid: the federated model is fine-tuned at the centre after every step", _fed_ft),
+    "hfcl": Entry("hybrid: the centre is one more client, and never late", _hfcl),
+    "feddf": Entry("hybrid: the mean of the clients' models learns to answer as all of them together", _feddf),
+    "feddle": Entry("hybrid: central data guides how client updates are merged", _feddle),
     "gradient_2way": Entry("mixed: clients and centre add each other's last gradient", _gradient_2way, mixes=True),
 }

@@ -60,9 +60,7 @@ class Tally:
             weighted = rows.shared(upload.rows, weighted)
         self._accumulate(weighted)
 
-    def add_chunk(
-        self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None
-    ) -> None:
+    def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None) -> None:
         """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
 
         Tables that came by rows are apart, as ``picked`` has them.

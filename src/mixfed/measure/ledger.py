@@ -60,6 +60,12 @@ class Ledger:
         self.server_examples += examples
         self.server_flops += base * int(batches.steps) + slope * examples
 
+    def count_at_server(self, kind: Any, measure: Callable[[int], int], batches: Batches) -> None:
+        """Adds central work of another kind than training, at the measured cost of a step."""
+        base, slope = self.cost(("server", kind), measure)
+        self.server_examples += int(batches.examples)
+        self.server_flops += base * int(batches.steps) + slope * int(batches.examples)
+
 
 def count_flops(function: Callable[[], Any]) -> int:
     """The floating-point operations of a call."""
