@@ -19,8 +19,9 @@ from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, RunStopped
 from mixfed.fit import check_fit
 from mixfed.measure.ledger import Ledger
+from mixfed.measure.personal import bytes_once
 from mixfed.private import PrivateStore
-from mixfed.schedule import Schedule, sample_cohort
+from mixfed.schedule import Joining, Schedule, sample_cohort
 from mixfed.tree import Params
 
 
@@ -102,14 +103,15 @@ def run(
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    joining: Joining | None = None,
     private_folder: str | Path | None = None,
 ) -> Result:
     """Trains for a number of rounds and returns the model, its metrics and what it cost.
 
     ``data`` are the clients (several populations by name), ``central`` is what the server holds. With ``checkpoints``
     the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
-    after every round; a run that stops early has ``finished = False``. What clients keep to themselves is simulated in
-    memory, or on disk in ``private_folder``.
+    after every round; a run that stops early has ``finished = False``. With ``joining`` the last client joins later.
+    What clients keep to themselves is simulated in memory, or on disk in ``private_folder``.
     """
     if rounds < 1 or every < 1:
         raise InputError("The number of rounds and the evaluation interval must be at least 1.")
@@ -136,6 +138,7 @@ def run(
         backend.restore(saved["backend"])
 
     sizes = {name: len(population) for name, population in populations.items()}
+    draw = joining.cohort if joining else sample_cohort
     began = time.monotonic() - seconds
     finished = True
     for number in range(first, rounds):
@@ -143,10 +146,12 @@ def run(
         messages = algorithm.broadcast(state, server)
         for source, message in messages.items():
             size, population = schedule.size(source), len(populations[source])
-            backend.submit(source, sample_cohort(seed, number, source, population, size), message, number)
+            chosen = draw(seed, number, source, population, size)
+            backend.submit(source, chosen, message, number)
         replies = backend.collect(number)
         _check_replies(messages, replies, number)
         state = algorithm.step(state, replies, server)
+        ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
         backend.dropped.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,6 +39,28 @@ class Schedule:
                 f"A cohort of {size} clients cannot be drawn from the {len(data)} clients of '{source}';"
                 f" choose between 1 and {len(data)}."
             )
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The last client of the population joins in round ``round``, to which the others have trained without it.
+
+    From then on every round asks it, and the share ``fraction`` of the others.
+    """
+
+    round: int
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if self.round < 1 or not 0 <= self.fraction <= 1:
+            raise InputError("A device joins after 1 or more rounds, beside a share from 0 to 1 of the others.")
+
+    def cohort(self, seed: int, round: int, source: str, population: int, size: int) -> NDArray[np.int64]:
+        """Who is asked in this round."""
+        if round < self.round:
+            return sample_cohort(seed, round, source, population - 1, size)
+        others = sample_cohort(seed, round, source, population - 1, math.floor(self.fraction * (population - 1)))
+        return np.append(others, population - 1)
 
 
 def sample_cohort(seed: int, round: int, source: str, population: int, size: int) -> NDArray[np.int64]:
