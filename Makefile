@@ -24,6 +24,9 @@ test: $(VENV)/installed-test
 # The peers want other versions of some packages than the tested set, so they live in an environment of their own.
 bench: $(BENCH)/installed
 	$(BENCH)/bin/python benchmarks/run.py
+	$(BENCH)/bin/python benchmarks/population.py
+	$(BENCH)/bin/python benchmarks/mixed.py
+	$(BENCH)/bin/python benchmarks/rows.py
 
 clean:
 	rm -rf $(VENV) $(BENCH) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

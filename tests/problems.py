@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -51,12 +53,16 @@ def trainer(
 
 
 def blobs(clients: int = 12, seed: int = 0) -> tuple[FederatedData, CentralData, CentralData]:
-    """Three classes of points in the plane: ragged clients have 0 and 1, the centre has 2, the test set all."""
+    """Three classes of points in the plane: ragged clients have 0 and 1, the centre has 2, the test set all.
+
+    ``side`` is 0 to the left, 2 to the right and -1 (padding, for a table) far up.
+    """
     draw = np.random.default_rng(seed)
     middle = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 3.0]])
 
     def sample(labels: np.ndarray) -> dict[str, np.ndarray]:
-        return {"x": (middle[labels] + draw.normal(size=(len(labels), 2))).astype(np.float32), "y": labels}
+        x = (middle[labels] + draw.normal(size=(len(labels), 2))).astype(np.float32)
+        return {"x": x, "y": labels, "side": np.where(x[:, 1] > 2, -1, 2 * (x[:, 0] > 0))}
 
     owners = np.repeat(np.arange(clients), draw.integers(1, 9, clients))
     federated = FederatedData.from_arrays(sample(draw.integers(0, 2, len(owners))), owners)
@@ -67,3 +73,24 @@ def small_mlp(**options: object) -> Model:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
     return Model(module, cross_entropy, **options)  # type: ignore[arg-type]
+
+
+class WithTable(nn.Module):
+    """A small network and a table with a row of logits for every side; of its rows, 1 and 3 are never touched."""
+
+    tables: ClassVar = {"sides.weight": ("side",)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.sides = nn.Embedding(4, 3)
+
+    def on_batch(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.network(batch["x"])
+        known = (batch["side"] >= 0).to(logits.dtype)[..., None]
+        return logits + known * self.sides(batch["side"].clamp(min=0))
+
+
+def small_table(**options: object) -> Model:
+    torch.manual_seed(0)
+    return Model(WithTable(), cross_entropy, **options)  # type: ignore[arg-type]

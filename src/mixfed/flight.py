@@ -69,6 +69,8 @@ class InFlight:
             self._round, self._attempts, self._this_round = round, 0, set()
         if size < 1:
             return np.zeros(0, np.int64)
+        if self.schedule.joining:
+            return self.schedule.joining.cohort(self.seed, round, self.source, self.population, size)
         busy = self._this_round | set(self._jobs["client"].tolist())
         self._attempts += 1
         return sample_cohort(self.seed, round, self.source, self.population, size, busy, self._attempts - 1)

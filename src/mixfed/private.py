@@ -40,15 +40,16 @@ class PrivateStore:
     def gather(self, source: str, clients: Sequence[int], first: Private | None = None) -> Private:
         """The private parts of several clients, each leaf with a first dimension over them.
 
-        A part that a client does not have yet is taken from ``first`` (what its message brings), else the initial one.
+        A part that a client does not have yet is taken from ``first`` (what its message brings), else the initial one;
+        where neither has it, the part is there if all of these clients have kept it.
         """
         chosen = np.asarray(clients, np.int64)
         fallback = self._initial() | (first or {})
-        tables = self._tables.get(source, {})
-        return {
-            part: tables[part].get(chosen, leaves) if part in tables else _repeated(leaves, len(chosen))
-            for part, leaves in fallback.items()
-        }
+        found = {part: _repeated(leaves, len(chosen)) for part, leaves in fallback.items()}
+        for part, table in self._tables.get(source, {}).items():
+            if part in fallback or table.has(chosen):
+                found[part] = table.get(chosen, fallback.get(part))
+        return found
 
     def get(self, source: str, client: int, first: Private | None = None) -> Private:
         """One client's private part."""
@@ -79,8 +80,9 @@ class PrivateStore:
     def items(self, source: str) -> Iterator[tuple[int, Private]]:
         """Every client seen so far, in order, one at a time."""
         for client in self.seen(source).tolist():
-            stored = {p: t for p, t in self._tables[source].items() if t.has(client)}
-            yield client, {p: _first(t.get(np.array([client]), None)) for p, t in stored.items()}
+            one = np.array([client])
+            stored = {p: t for p, t in self._tables[source].items() if t.has(one)}
+            yield client, {p: _first(t.get(one, None)) for p, t in stored.items()}
 
     def tree(self) -> dict[str, Any]:
         """The store as a tree, for the checkpoint that is about to be written."""
@@ -124,7 +126,7 @@ class _Table:
         table.rows = table._room(file.stat().st_size // max(table.width, 1))
         table.fresh = np.zeros(len(table.rows), np.bool_)
         table._own(clients, saved["rows"].cpu().numpy())
-        table.held = [saved[f"held{i}"].cpu().numpy() for i in (0, 1) if f"held{i}" in saved]
+        table.held = [saved[name].cpu().numpy() for name in ("before", "rows") if name in saved]
         return table
 
     @property
@@ -135,8 +137,8 @@ class _Table:
     def clients(self) -> Numbers:
         return np.flatnonzero(self.row_of >= 0)
 
-    def has(self, client: int) -> bool:
-        return client < len(self.row_of) and bool(self.row_of[client] >= 0)
+    def has(self, clients: Numbers) -> bool:
+        return bool((clients < len(self.row_of)).all() and (self.row_of[clients] >= 0).all())
 
     def get(self, clients: Numbers, fallback: Params | None) -> Params:
         rows = np.full(len(clients), -1, np.int64)
@@ -163,7 +165,7 @@ class _Table:
         start = 0
         for name, (dtype, shape) in self.layout.items():
             size = _size(dtype, shape)
-            x = leaves[name].detach().cpu().contiguous().reshape(len(clients), -1)
+            x = leaves[name].detach().to("cpu", getattr(torch, dtype)).contiguous().reshape(len(clients), -1)
             self.rows[rows, start : start + size] = x.view(torch.uint8).numpy() if size else 0
             start += _padded(size)
 
@@ -175,7 +177,9 @@ class _Table:
         if isinstance(self.rows, np.memmap):
             self.rows.flush()
         rows = self.row_of[clients]
-        saved |= {"rows": torch.from_numpy(rows)} | {f"held{i}": torch.from_numpy(h) for i, h in enumerate(self.held)}
+        saved["rows"] = torch.from_numpy(rows)
+        if self.held:
+            saved["before"] = torch.from_numpy(self.held[-1])
         self.held = [*self.held[-1:], rows]
         self.fresh[:] = False
         return saved

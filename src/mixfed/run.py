@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from mixfed.errors import InputError
 from mixfed.exchange import Backend, Exchange
 from mixfed.fit import check_fit
 from mixfed.measure.ledger import Ledger
+from mixfed.measure.personal import bytes_once
 from mixfed.private import PrivateStore
-from mixfed.schedule import Schedule
+from mixfed.schedule import Joining, Schedule
 from mixfed.tree import Params
 
 
@@ -76,21 +77,24 @@ def run(
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    joining: Joining | None = None,
     private_folder: str | Path | None = None,
 ) -> Result:
     """Trains for a number of rounds and returns the model, its metrics and what it cost.
 
     ``data`` are the clients (several populations by name), ``central`` is what the server holds. Every round asks a
     ``cohort`` and waits for it, unless a ``schedule`` says otherwise (delays, buffer, concurrency). With
-    ``checkpoints`` the run can be resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked
-    after every round; a run that stops early has ``finished = False``. What clients keep to themselves is simulated in
-    memory, or on disk in ``private_folder``.
+    ``checkpoints`` the run can be resumed at any round and ends bit for bit as if it had never stopped.
+    ``should_stop`` is asked after every round; a run that stops early has ``finished = False``. With ``joining`` the
+    last client joins later. What clients keep to themselves is simulated in memory, or on disk in ``private_folder``.
     """
     if rounds < 1 or every < 1:
         raise InputError("The number of rounds and the evaluation interval must be at least 1.")
     populations = _by_name(data, CLIENTS)
     sources = _by_name(central, CENTRE)
     schedule = schedule or Schedule(cohort)
+    if joining:
+        schedule = replace(schedule, joining=joining)
     _check(algorithm, populations, schedule)
     ledger = Ledger()
     untouched = algorithm.private(algorithm.model.initial())
@@ -123,6 +127,7 @@ def run(
             state, version = algorithm.step(state, replies, server), version + 1
         if version == before and (not messages or algorithm.steps_alone):
             state, version = algorithm.step(state, [], server), version + 1
+        ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
         backend.dropped.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,28 @@ Late = Literal["", "discard", "use"]
 
 
 @dataclass(frozen=True)
+class Joining:
+    """The last client of the population joins in round ``round``, to which the others have trained without it.
+
+    From then on every round asks it, and the share ``fraction`` of the others.
+    """
+
+    round: int
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if self.round < 1 or not 0 <= self.fraction <= 1:
+            raise InputError("A device joins after 1 or more rounds, beside a share from 0 to 1 of the others.")
+
+    def cohort(self, seed: int, round: int, source: str, population: int, size: int) -> NDArray[np.int64]:
+        """Who is asked in this round."""
+        if round < self.round:
+            return sample_cohort(seed, round, source, population - 1, size)
+        others = sample_cohort(seed, round, source, population - 1, math.floor(self.fraction * (population - 1)))
+        return np.append(others, population - 1)
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Who is asked, when their replies count, and how long they take on a virtual clock whose unit is a round.
 
@@ -29,7 +52,8 @@ class Schedule:
     the order of their arrival (0: as the algorithm says, else all of a round). With ``concurrency`` so many clients
     are busy at all times, each replaced when it reports, and a round ends when the buffer is full, whenever that is.
     ``late`` overrides what the algorithm does with updates from an earlier round: discard or use them. A client that
-    has not reported after ``patience`` rounds is given up and may be asked again (0: never).
+    has not reported after ``patience`` rounds is given up and may be asked again (0: never). ``joining`` is a client
+    that comes later, to a synchronous schedule.
     """
 
     cohort: int | Mapping[str, int]
@@ -38,6 +62,7 @@ class Schedule:
     concurrency: int = 0
     late: Late = ""
     patience: float = 0.0
+    joining: Joining | None = None
 
     def __post_init__(self) -> None:
         if self.buffer < 0 or self.concurrency < 0 or self.patience < 0:
@@ -46,6 +71,8 @@ class Schedule:
             raise InputError(f"Late updates are discarded or used; the schedule says '{self.late}'.")
         if self.concurrency and not isinstance(self.cohort, int):
             raise InputError("A schedule with a concurrency has one cohort for the one population it asks.")
+        if self.joining and not self.is_synchronous:
+            raise InputError("A device joins synchronous training; leave out delays, buffer and concurrency.")
 
     @property
     def is_synchronous(self) -> bool:

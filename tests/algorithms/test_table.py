@@ -11,9 +11,11 @@ import torch
 from mixfed import optim
 from mixfed.algorithms import ALGORITHMS, Setup
 from mixfed.algorithms.baselines import local_only
-from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.fedavg import fedadam, fedavg, fedprox
 from mixfed.algorithms.feddle import Search, feddle
+from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
+from mixfed.algorithms.rows import exchange_rows
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
@@ -26,7 +28,7 @@ from mixfed.run import Result, run
 from mixfed.schedule import Schedule
 from mixfed.transforms import compress, quantize, top_k
 from mixfed.tree import Params
-from tests.problems import blobs, small_mlp
+from tests.problems import blobs, small_mlp, small_table
 
 FEDERATED, CENTRAL, TEST = blobs()
 ROUNDS = 6
@@ -49,6 +51,23 @@ def registered(name: str) -> Callable[[], Algorithm]:
 
 def on(make: Callable[[Setup], Algorithm], optimizer: optim.Optimizer | None = None) -> Callable[[], Algorithm]:
     return lambda: make(setup(optimizer))
+
+
+def by_rows(make: Callable[[Setup], Algorithm], **options: bool) -> Callable[[], Algorithm]:
+    """On a model with a table, of which clients exchange rows."""
+
+    def made() -> Algorithm:
+        model = small_table()
+        client = LocalTrainer(model, optim.sgd(0.1), Batching(3, steps=4))
+        centre = LocalTrainer(model, optim.sgd(0.1), Batching(8, steps=3))
+        given = Setup(client, optim.sgd(1.0), ROUNDS, centre, weights=(0.5, 0.5))
+        return exchange_rows(make(given), **options)
+
+    return made
+
+
+def head(name: str) -> bool:
+    return name.startswith("2.")
 
 
 ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in ALGORITHMS} | {
@@ -84,6 +103,22 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
     "feddle, out of domain": on(
         lambda s: feddle(s.client, Search(s.at_centre().batching, "out_of_domain", regularisation=0.01), atlas=14)
     ),
+    "fedavg, head global": on(lambda s: local_global(fedavg(s.client), head)),
+    "fedavg, head global, warm start": on(lambda s: local_global(fedavg(s.client), head, warm_start=3)),
+    "fedprox, first layer global": on(lambda s: local_global(fedprox(s.client, mu=0.1), lambda n: not head(n))),
+    "fedadam, head global": on(lambda s: local_global(fedadam(s.client, learning_rate=0.05), head)),
+    "parallel, head global": on(lambda s: local_global(parallel(s.population(), s.central_source()), head)),
+    "gradient_1way, head global": on(lambda s: local_global(gradient_1way(s.population(), s.central_source()), head)),
+    "gradient_2way, head global": on(lambda s: local_global(gradient_2way(s.population(), s.central_source()), head)),
+    "fedavg, head global, 8-bit uploads": on(
+        lambda s: compress(local_global(fedavg(s.client), head), upload={"delta": quantize(8)}, error_feedback=True)
+    ),
+    "fedavg, rows": by_rows(lambda s: fedavg(s.client)),
+    "fedavg, rows by touch": by_rows(lambda s: fedavg(s.client), by_touch=True),
+    "fedadam, rows": by_rows(lambda s: fedadam(s.client, learning_rate=0.05)),
+    "parallel, rows": by_rows(lambda s: parallel(s.population(), s.central_source())),
+    "gradient_1way, rows": by_rows(lambda s: gradient_1way(s.population(), s.central_source())),
+    "gradient_2way, rows": by_rows(lambda s: gradient_2way(s.population(), s.central_source())),
     "fedavg, 4-bit uploads": on(lambda s: compress(fedavg(s.client), upload={"delta": quantize(4)})),
 }
 

@@ -89,9 +89,9 @@ def feddle(
     """Feddle: ĉ = argmin_c ℓ(D_S, x + Σ cₘāₘ) + λ/2·Σ(cₘ − c′ₘ)², x ← x + Σ ĉₘāₘ, scores ← |ĉₘ|   (Eq. 4–10).
 
     A reply becomes an anchor aₘ; āₘ is aₘ scaled to the median of all norms. c′ is what the ``fallback`` (FedBuff)
-    would do: η_s/(n·√(1 + τ)) times ‖aₘ‖/median for anchors received since the last search, zero for older ones. ``atlas``
-    is the number of anchors (the paper: twice the clients of a round), ``bits`` how they are stored. Averaged buffers
-    (BatchNorm's statistics) are no directions to search in: they follow the fallback.
+    would do: η_s/(n·√(1 + τ)) times ‖aₘ‖/median for anchors received since the last search, zero for older ones.
+    ``atlas`` is the number of anchors (the paper: twice the clients of a round), ``bits`` how they are stored. Averaged
+    buffers (BatchNorm's statistics) are no directions to search in: they follow the fallback.
     """
     model, coefficients_of = trainer.model, fallback or like_fedbuff()
     names = model.trainable

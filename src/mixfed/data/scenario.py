@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data import partition
-from mixfed.data._arrays import Rows
+from mixfed.data._arrays import Rows, join, take
 from mixfed.data.sources import Examples, Source
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
@@ -48,7 +48,7 @@ class Scenario:
     """The data of one run.
 
     ``like_clients`` says of every "test" and "validation" example whether it is of the kind that clients hold,
-    where they and the centre hold different kinds.
+    where they and the centre hold different kinds. ``own`` has every client's own "test" and "validation" examples.
     """
 
     clients: FederatedData
@@ -57,6 +57,7 @@ class Scenario:
     validation: CentralData | None
     source: Source
     like_clients: dict[str, NDArray[np.bool_] | None] = field(default_factory=dict)
+    own: dict[str, FederatedData] = field(default_factory=dict)
 
     def part(self, on: str, name: str) -> CentralData:
         """Of the "test" or "validation" examples: all, those of the clients' kind, or those of the centre's."""
@@ -118,6 +119,35 @@ def deal(examples: Examples, kind: str, options: dict[str, Any], seed: int, prep
     if missing:
         raise InputError(f"The partition '{kind}' needs data.partition.{missing[0]}.")
     return FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
+
+
+def keep_own(clients: FederatedData, shares: dict[str, float], seed: int) -> dict[str, FederatedData]:
+    """Every client's examples as "train" and the parts that ``shares`` names, where a share is above 0."""
+    wanted = {name: share for name, share in shares.items() if share}
+    if not wanted:
+        return {"train": clients}
+    if min(wanted.values()) < 0 or sum(wanted.values()) >= 1:
+        raise InputError(f"The shares of clients' own examples must be at least 0 and below 1, not {wanted}.")
+    return clients.split({"train": 1 - sum(wanted.values())} | wanted, seed)
+
+
+def join_device(
+    parts: dict[str, FederatedData], source: Source, sizes: dict[str, int], degrees: int, seed: int
+) -> dict[str, FederatedData]:
+    """The parts with one more client each: the last one holds examples of the source, turned by ``degrees``."""
+    joined = {}
+    for name, data in parts.items():
+        arrays = source.train if name == "train" else source.test
+        count, available = sizes.get(name, 1), len(arrays["y"])
+        if not 1 <= count <= available:
+            raise InputError(f"The joining device cannot hold {count} {name} examples of the source's {available}.")
+        drawn = take(arrays, np.sort(generator(seed, f"scenario/joining/{name}").choice(available, count, False)))
+        if drawn["x"].ndim < 3 or drawn["x"].shape[-1] != drawn["x"].shape[-2]:
+            raise InputError("Only square images can be turned, so data.joining needs a source of images.")
+        drawn = drawn | {"x": np.ascontiguousarray(np.rot90(drawn["x"], degrees // 90, axes=(-2, -1)))}
+        offsets = np.append(data.offsets, data.offsets[-1] + count)
+        joined[name] = replace(data, arrays=join([data.arrays, drawn]), offsets=offsets, names=None)
+    return joined
 
 
 def _parameters_of(kind: str) -> dict[str, bool]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @dataclass
 class Ledger:
     """Totals of a run. Bytes are those of the tensors that travel; FLOPs are those of matrix products and
-    convolutions, forward and backward, as PyTorch's own counter sees them."""
+    convolutions, forward and backward, as PyTorch's own counter sees them.
+
+    ``bytes_once`` is not part of the training: it is what clients would send up once, at the end, so that an unknown
+    device could use their own parts of the model (nothing where they have none)."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -27,10 +30,11 @@ class Ledger:
     server_examples: int = 0
     client_flops: int = 0
     server_flops: int = 0
+    bytes_once: int = 0
     _costs: dict[Any, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def totals(self) -> dict[str, int]:
-        """The six totals by name."""
+        """The totals by name."""
         return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
 
     def restore(self, totals: Mapping[str, int]) -> None:

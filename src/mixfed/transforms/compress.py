@@ -29,6 +29,8 @@ def compress(
     The server remembers its own e in the state, a client its own on the device.
     """
     down, up = dict(message or {}), dict(upload or {})
+    if algorithm.rows:
+        raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
     model = algorithm.model
     whole, trained = model.initial(), model.trained(model.initial())
     likes = {"params": core.sent_down(model, whole), "delta": core.change(model, whole, whole)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from mixfed.data._arrays import Arrays
 from mixfed.data._files import reading
 from mixfed.data.sources.base import Source, find
+from mixfed.errors import InputError
 
 DESCRIPTION = "census income, 2 classes, 14 attributes as 108 numbers; 32,561 + 16,281, with race and sex kept apart"
 OBTAIN = "UCI Adult (archive.ics.uci.edu/dataset/2/adult)"
@@ -26,11 +28,14 @@ PROTECTED = ("race", "sex")
 Text = dict[str, NDArray[np.str_]]
 
 
-def load(folder: Path | None = None) -> Source:
+def load(folder: Path | None = None, protected: Sequence[str] = ()) -> Source:
     """From ``adult/adult.data`` and ``adult/adult.test``, plain or gzipped.
 
     ``x`` has the numeric attributes, standardised by the training part, then one column per category; a missing
     value ("?") is a category. "race" and "sex" are also fields of their own, for measuring fairness.
+
+    ``protected`` names columns, such as "race=White" and "sex=Male": they become the field "protected" (0 or 1 each),
+    and ``x`` loses all columns of these attributes.
     """
     train = _read(find(folder, OBTAIN, "adult/adult.data"))
     test = _read(find(folder, OBTAIN, "adult/adult.test"))
@@ -39,20 +44,37 @@ def load(folder: Path | None = None) -> Source:
     mean, std = numbers.mean(axis=0), numbers.std(axis=0)
     std[std == 0] = 1
     columns = [f"{name}={value}" for name, values in categories.items() for value in values]
+    names = (*NUMERIC, *columns)
     return Source(
-        train=_encode(train, categories, mean, std),
-        test=_encode(test, categories, mean, std),
+        train=_hidden(_encode(train, categories, mean, std), names, protected),
+        test=_hidden(_encode(test, categories, mean, std), names, protected),
         prepare=None,
         classes=2,
         natural_clients=None,
         description=DESCRIPTION,
         licence="CC BY 4.0",
         names={
-            "x": (*NUMERIC, *columns),
+            "x": tuple(name for name in names if not _told_by(name, protected)),
             "y": ("<=50K", ">50K"),
             **{name: tuple(categories[name].tolist()) for name in PROTECTED},
         },
     )
+
+
+def _hidden(arrays: Arrays, names: Sequence[str], protected: Sequence[str]) -> Arrays:
+    """The arrays with protected columns in a field of their own and nothing of their attributes in ``x``."""
+    if not protected:
+        return arrays
+    for name in protected:
+        if name not in names or "=" not in name:
+            raise InputError(f"'{name}' is no category of the census; name one such as race=White or sex=Male")
+    kept = [i for i, name in enumerate(names) if not _told_by(name, protected)]
+    column = [list(names).index(name) for name in protected]
+    return arrays | {"x": arrays["x"][:, kept], "protected": arrays["x"][:, column].astype(np.int64)}
+
+
+def _told_by(name: str, protected: Sequence[str]) -> bool:
+    return name.partition("=")[0] in {p.partition("=")[0] for p in protected}
 
 
 def _read(file: Path) -> Text:

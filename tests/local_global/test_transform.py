@@ -1,0 +1,215 @@
+"""``local_global``: the ends of the scale, a round by hand, and what never travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixfed import optim, tree
+from mixfed.algorithms import ALGORITHMS
+from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.local_global import global_layers, layers, local_global, named
+from mixfed.algorithms.mixed import gradient_2way, parallel
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batching
+from mixfed.checkpoint import Checkpoints
+from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
+from mixfed.losses import squared_error
+from mixfed.model import Model
+from mixfed.run import run
+from mixfed.transforms import compress, quantize
+from tests.algorithms.test_table import CENTRAL, FEDERATED, learnt, setup, train
+from tests.problems import small_mlp
+
+
+def head(name: str) -> bool:
+    return name.startswith("2.")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedadam", "parallel", "gradient_1way", "gradient_2way"])
+def test_all_parameters_global_is_the_base_algorithm(name: str) -> None:
+    base = ALGORITHMS[name].make(setup())
+    a, b = train(base), train(local_global(base, lambda name: True))
+    assert all(torch.equal(x, learnt(b)[n]) for n, x in learnt(a).items())
+    assert a.ledger == b.ledger
+
+
+def test_no_parameter_global_is_local_only() -> None:
+    alone, none = train(local_only(setup().client)), train(local_global(fedavg(setup().client), lambda name: False))
+    own = dict(none.privates.items("clients"))  # type: ignore[union-attr]
+    theirs = dict(alone.privates.items("clients"))  # type: ignore[union-attr]
+    assert own.keys() == theirs.keys()
+    for client, private in theirs.items():
+        for leaf, x in private["params"].items():
+            torch.testing.assert_close(own[client]["local"][leaf], x, rtol=1e-6, atol=1e-6)
+    assert none.ledger["bytes_down"] == none.ledger["bytes_up"] == 0
+    assert all(torch.equal(x, none.params[n]) for n, x in setup().client.model.initial().items())
+
+
+class Product(nn.Module):
+    """ŷ = g·ℓ·x with a local factor ℓ and a global factor g."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = nn.Parameter(torch.tensor(1.0))
+        self.shared = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared * self.local * x
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_rounds_by_hand(executor: str) -> None:
+    # ½(gℓx − y)² with x = 1: ∂ℓ = (gℓ − y)g, ∂g = (gℓ − y)ℓ. One step of rate 0.1 from ℓ = 1, g = 2.
+    # A has one example y = 1: residual 1, ℓ_A = 1 − 0.1·2 = 0.8, Δg = −0.1.
+    # B has three examples y = 4: residual −2, ℓ_B = 1 + 0.1·4 = 1.4, Δg = +0.2.
+    # Weighted by examples: g = 2 + (1·(−0.1) + 3·0.2)/4 = 2.125.
+    # Round 2. A: residual 2.125·0.8 − 1 = 0.7, ℓ_A = 0.8 − 0.07·2.125 = 0.65125, Δg = −0.056.
+    # B: residual 2.125·1.4 − 4 = −1.025, ℓ_B = 1.4 + 0.1025·2.125 = 1.6178125, Δg = 0.1435.
+    # g = 2.125 + (−0.056 + 3·0.1435)/4 = 2.218625.
+    data = FederatedData.from_datasets(
+        [{"x": np.ones((n, 1)), "y": np.full((n, 1), y)} for n, y in ((1, 1.0), (3, 4.0))]
+    )
+    model = Model(Product(), squared_error, dtype=torch.float64)
+    algorithm = local_global(
+        fedavg(LocalTrainer(model, optim.sgd(0.1), Batching(0, steps=1))), lambda name: name == "shared"
+    )
+    for rounds, g, own in ((1, 2.125, (0.8, 1.4)), (2, 2.218625, (0.65125, 1.6178125))):
+        result = run(algorithm, data, rounds=rounds, cohort=2, backend=Simulator(executor))
+        assert float(result.params["shared"]) == pytest.approx(g, abs=1e-12)
+        assert float(result.params["local"]) == 1.0
+        found = [float(p["local"]["local"]) for _, p in result.privates.items("clients")]  # type: ignore[union-attr]
+        assert found == pytest.approx(own, abs=1e-12)
+    assert result.ledger["bytes_down"] == result.ledger["bytes_up"] == 2 * 2 * 8
+    assert result.ledger["bytes_once"] == 2 * 8
+
+
+def spied(algorithm: Algorithm) -> tuple[Algorithm, list[dict[str, object]], list[Private]]:
+    """The algorithm, and what its messages, uploads and private parts were."""
+    sent: list[dict[str, object]] = []
+    kept: list[Private] = []
+
+    def client(message: Message, private: Private, batches: object) -> tuple[Upload, Private]:
+        upload, after = algorithm.client(message, private, batches)  # type: ignore[arg-type]
+        sent.append({"payload": message.payload, "values": upload.values})
+        kept.append(after)
+        return upload, after
+
+    return replace(algorithm, client=client), sent, kept
+
+
+@pytest.mark.parametrize("row", ["fedavg", "parallel", "gradient_1way", "gradient_2way, momentum"])
+def test_private_parts_are_in_no_message(row: str) -> None:
+    """The bytes of every leaf that a client keeps are searched for in all bytes that travel."""
+    s = setup(optim.sgd(0.05, momentum=0.5)) if "momentum" in row else setup()
+    base = {
+        "fedavg": lambda: fedavg(s.client),
+        "parallel": lambda: parallel(s.population(), s.central_source()),
+        "gradient_1way": lambda: ALGORITHMS["gradient_1way"].make(s),
+        "gradient_2way, momentum": lambda: gradient_2way(s.population(), s.central_source()),
+    }[row]()
+    algorithm, sent, kept = spied(local_global(base, head))
+    run(algorithm, FEDERATED, central=CENTRAL, rounds=4, cohort=7, backend=Simulator("loop", threads=1))
+    travelled = b"\0".join(x.contiguous().numpy().tobytes() for tree_ in sent for x in tree.leaves(tree_))
+    assert len(sent) > 20
+    for private in kept:
+        for x in private["local"].values():
+            assert x.numpy().tobytes() not in travelled
+            assert x.flatten()[:4].numpy().tobytes() not in travelled  # nor a piece of it
+    names = {name for tree_ in sent for name in tree.flatten(tree_)}  # type: ignore[arg-type]
+    assert not any("/0." in name for name in names)
+    assert any(name.endswith("/2.weight") for name in names)
+
+
+def test_only_the_global_part_is_paid_for() -> None:
+    whole, split = train(fedavg(setup().client)), train(local_global(fedavg(setup().client), head))
+    sizes = {n: x.numel() for n, x in small_mlp().initial().items()}
+    share = sum(s for n, s in sizes.items() if head(n)) / sum(sizes.values())
+    assert split.ledger["bytes_up"] == pytest.approx(share * whole.ledger["bytes_up"])
+    assert split.ledger["bytes_down"] == pytest.approx(share * whole.ledger["bytes_down"])
+    clients = len(list(split.privates.items("clients")))  # type: ignore[union-attr]
+    assert split.ledger["bytes_once"] == clients * 4 * sum(s for n, s in sizes.items() if not head(n))
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_warm_start(executor: str) -> None:
+    """The first rounds are the base algorithm's; then a client starts from where they ended, and is sent that once."""
+    base = fedavg(setup().client)
+    warm = train(base, executor, rounds=3)
+    started = train(local_global(base, head, warm_start=3), executor, rounds=3)
+    assert all(torch.equal(x, started.params[n]) for n, x in warm.params.items())
+    assert warm.ledger == started.ledger
+    after = train(local_global(base, head, warm_start=3), executor, rounds=5)
+    for name, x in warm.params.items():
+        assert torch.equal(after.params[name], x) == (not head(name))
+    seen = len(list(after.privates.items("clients")))  # type: ignore[union-attr]
+    sizes = {n: 4 * x.numel() for n, x in base.model.initial().items()}
+    sent = sum(s for n, s in sizes.items() if head(n))
+    local = sum(sizes.values()) - sent
+    assert after.ledger["bytes_down"] == warm.ledger["bytes_down"] + 2 * 7 * sent + seen * local
+
+
+def test_two_way_transfer_touches_only_what_travels() -> None:
+    """The centre's representation is its own: it learns, and no client gradient is mixed into it."""
+    s = setup()
+    result = train(local_global(gradient_2way(s.population(), s.central_source()), head), rounds=4)
+    for shared in result.state["gradients"].values():
+        assert set(shared) == {"2.weight", "2.bias"}
+    assert not torch.equal(result.params["0.weight"], s.client.model.initial()["0.weight"])
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("warm_start", [0, 2])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_resumed_with_private_state_is_byte_identical(
+    executor: str, warm_start: int, where: str, tmp_path: Path
+) -> None:
+    def algorithm() -> Algorithm:
+        return local_global(fedavg(setup().client), head, warm_start=warm_start)
+
+    def private(name: str) -> dict[str, object]:
+        return {"private_folder": tmp_path / name / "private"} if where == "disk" else {}
+
+    straight = train(algorithm(), executor, checkpoints=Checkpoints(tmp_path / "a", every=2), **private("a"))
+    train(algorithm(), executor, rounds=4, checkpoints=Checkpoints(tmp_path / "b", every=1), **private("b"))
+    resumed = train(
+        algorithm(), executor, checkpoints=Checkpoints(tmp_path / "b", every=1), resume=True, **private("b")
+    )
+    a, b = learnt(straight), learnt(resumed)
+    assert a.keys() == b.keys()
+    assert all(x.numpy().tobytes() == b[n].numpy().tobytes() for n, x in a.items())
+    assert straight.ledger == resumed.ledger
+    assert straight.history == resumed.history
+
+
+def test_compressed_outside() -> None:
+    algorithm = compress(local_global(fedavg(setup().client), head), upload={"delta": quantize(8)}, error_feedback=True)
+    plain = train(local_global(fedavg(setup().client), head))
+    small = train(algorithm)
+    assert small.ledger["bytes_up"] < 0.4 * plain.ledger["bytes_up"]
+    with pytest.raises(InputError, match="compress the result instead"):
+        train(local_global(compress(fedavg(setup().client), message={"params": quantize(8)}), head))
+    with pytest.raises(InputError, match="keep a part of at home"):
+        train(local_global(compress(fedavg(setup().client), upload={"delta": quantize(8)}), head))
+
+
+def test_the_split_by_layers_and_by_name() -> None:
+    model = small_mlp()
+    assert layers(model) == ["0", "2"]
+    last, first = global_layers(model, 1), global_layers(model, 1, "first")
+    assert [n for n in model.trainable if last(n)] == ["2.weight", "2.bias"]
+    assert [n for n in model.trainable if first(n)] == ["0.weight", "0.bias"]
+    assert [n for n in model.trainable if named(["2.b"])(n)] == ["2.bias"]
+    with pytest.raises(InputError, match="has 2 layers, so 3"):
+        global_layers(model, 3)
+    with pytest.raises(InputError, match="0 or more rounds"):
+        local_global(fedavg(setup().client), head, warm_start=-1)
