@@ -1,0 +1,199 @@
+"""Asynchronous methods against values derived by hand, on a scripted clock.
+
+One weight w. A client with the target a takes one step of rate η = ½ on ½(w − a)², so its update from a start s is
+Δ = ½(a − s), and its model ½(a + s).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mixfed.algorithms.asynchronous import ca2fl, discount, fedasync, fedbuff
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batching
+from mixfed.delays import Dropouts, HalfNormal, Scripted, none
+from mixfed.errors import InputError, RunStopped
+from mixfed.local import LocalTrainer
+from mixfed.optim import sgd
+from mixfed.run import Result, run
+from mixfed.schedule import Schedule
+from tests.problems import blobs, point, small_mlp, targets, trainer
+
+
+def one_weight(schedule: Schedule, make: object, rounds: int, clients: int = 2) -> tuple[list[float], Result]:
+    """The weight after every round; client i has the target 4·(i + 1), and w starts at 0."""
+    model = point([0.0])
+    seen: list[float] = []
+    result = run(
+        make(trainer(model, 0.5)),  # type: ignore[operator]
+        targets(*([[4.0 * (i + 1)]] for i in range(clients))),
+        rounds=rounds,
+        schedule=schedule,
+        backend=Simulator("loop", threads=1),
+        callbacks=[lambda record: seen.append(float(record.params["w"][0]))],
+    )
+    return seen, result
+
+
+# Both clients are asked in round 0 (w = 0). Client 0 (a = 4) reports at once: Δ = 2. Client 1 (a = 8) reports in round 1:
+# Δ = 4, staleness 1. In round 1 client 0 is asked alone (client 1 is busy) and reports at once.
+LATE = Scripted({(0, 1): 1.0, (1, 0): 0.5})
+
+
+def test_fedavg_discards_late_updates_unless_told_otherwise() -> None:
+    # Round 0: w = 0 + 2. Round 1: client 0 from w = 2: Δ = ½(4 − 2) = 1. Client 1's Δ = 4 is late.
+    seen, result = one_weight(Schedule(2, delays=LATE), fedavg, 2)
+    assert seen == [2.0, 3.0]
+    # What was trained in vain is counted, what was not fetched is not: three jobs down, two up.
+    assert result.ledger["client_examples"] == 3
+    assert result.ledger["bytes_down"] == 3 * 8
+    assert result.ledger["bytes_up"] == 2 * 8
+    # Used: the mean of 1 and 4 (one example each).
+    assert one_weight(Schedule(2, delays=LATE, late="use"), fedavg, 2)[0] == [2.0, 4.5]
+
+
+def test_fedbuff_discounts_by_staleness_and_divides_by_the_number_of_updates() -> None:
+    # Round 0: w = 2. Round 1: (1/2)·(1 + 4/√2).
+    seen, _ = one_weight(Schedule(2, delays=LATE), lambda t: fedbuff(t, buffer=0), 2)
+    assert seen == pytest.approx([2.0, 2.0 + (1 + 4 / 2**0.5) / 2], rel=1e-12)
+    # Two to a buffer: nothing in round 0, where one has come; the first two of round 1 (client 0's first update, then
+    # client 1's at time 1.0) both are of the version 0: w = (2 + 4)/2 = 3. Client 0 was busy until then.
+    seen, _ = one_weight(Schedule(2, delays=LATE), lambda t: fedbuff(t, buffer=2), 2)
+    assert seen == [0.0, 3.0]
+
+
+def test_fedbuff_takes_a_server_rate_and_other_rules() -> None:
+    half = lambda t: fedbuff(t, buffer=0, server=sgd(0.5), rule="constant")  # noqa: E731
+    # Round 0: w = 1. Round 1: client 0 from 1: Δ = 1.5; w = 1 + ½·(1.5 + 4)/2.
+    assert one_weight(Schedule(2, delays=LATE), half, 2)[0] == [1.0, 2.375]
+
+
+@pytest.mark.parametrize(
+    ("rule", "shares"),
+    # τ of the two updates of round 1: client 1's came first (time 1.0), is of version 0, and one version has passed;
+    # client 0's (time 1.5) is of version 1, and one more has passed by the mixing of client 1's: 1 as well.
+    [("constant", (0.5, 0.5)), ("polynomial", (0.5 / 2**0.5, 0.5 / 2**0.5)), ("hinge", (0.5 / 3, 0.5 / 3))],
+)
+def test_fedasync_mixes_models_one_by_one(rule: str, shares: tuple[float, float]) -> None:
+    # Round 0, τ = 0: w = ½·0 + ½·2 = 1. Round 1: the models are ½(8 + 0) = 4 and ½(4 + 1) = 2.5.
+    mixed = lambda t: fedasync(t, alpha=0.5, rule=rule, a=2.0 if rule == "hinge" else 0.5, b=0.0)  # noqa: E731
+    seen, _ = one_weight(Schedule(2, delays=LATE), mixed, 2)
+    w = 1.0 + shares[0] * (4.0 - 1.0)
+    assert seen == pytest.approx([1.0, w + shares[1] * (2.5 - w)], rel=1e-12)
+
+
+def test_staleness_rules_by_hand() -> None:
+    assert [discount("constant")(t) for t in (0, 9)] == [1.0, 1.0]
+    assert [discount("polynomial", 0.5)(t) for t in (0, 3, 8)] == pytest.approx([1.0, 0.5, 1 / 3])
+    assert [discount("hinge", 10.0, 6.0)(t) for t in (0, 6, 7, 16)] == pytest.approx([1.0, 1.0, 1 / 11, 1 / 101])
+    with pytest.raises(InputError):
+        discount("linear")  # type: ignore[arg-type]
+
+
+def test_ca2fl_by_hand() -> None:
+    # Three clients (targets 4, 8, 12), all asked in round 0 at w = 0: Δ = 2, 4, 6. Clients 0 and 1 report at once.
+    # First buffer: h̄ = 0, v = (2 + 4)/2 = 3, which is FedBuff without discount: w = 3. Then h = (2, 4, 0), h̄ = 6/3 = 2.
+    # Round 1: clients 0 and 1 are asked at w = 3: Δ = ½, 2½, but 1 never reports; client 2's Δ = 6 comes in round 1,
+    # before client 0's. Second buffer: v = 2 + ½·((6 − 0) + (½ − 2)) = 4.25, w = 7.25. Then h = (½, 4, 6), h̄ = 10.5/3.
+    delays = Scripted({(0, 2): 1.0, (1, 0): 0.5, (1, 1): np.inf})
+    seen, result = one_weight(Schedule(3, delays=delays), lambda t: ca2fl(t, buffer=2), 2, clients=3)
+    assert seen == [3.0, 7.25]
+    assert float(result.state["mean"]["w"]) == pytest.approx(3.5)
+    assert {c: float(h["w"]) for c, h in result.state["cache"].items()} == {"0": 0.5, "1": 4.0, "2": 6.0}
+
+
+def test_a_round_in_which_nothing_arrives_changes_nothing() -> None:
+    slow = Scripted({}, otherwise=2.0)
+    seen, _ = one_weight(Schedule(2, delays=slow), lambda t: fedbuff(t, buffer=0), 4)
+    # Version 0 is current until the updates of round 0 come in round 2, undiscounted: (2 + 4)/2.
+    assert seen == [0.0, 0.0, 3.0, 3.0]
+
+
+def test_fedasync_with_one_client_in_flight_and_alpha_1_is_sequential_training() -> None:
+    # Every model replaces the last one: w ← ½(a + w), over whichever client comes.
+    seen, _ = one_weight(Schedule(1, concurrency=1, delays=HalfNormal(3.0)), lambda t: fedasync(t, alpha=1.0), 8)
+    w = 0.0
+    for now in seen:
+        assert now in (0.5 * (4 + w), 0.5 * (8 + w))
+        w = now
+
+
+@pytest.mark.parametrize("concurrency", [0, 5])
+def test_fedbuff_without_delay_is_uniform_fedavg(concurrency: int) -> None:
+    """Buffer = concurrency = cohort; steps, not epochs, so that FedAvg weighs all clients alike."""
+    federated, _, _ = blobs()
+    model = small_mlp()
+    local = LocalTrainer(model, sgd(0.1), Batching(1, steps=3))
+    how = {"rounds": 5, "seed": 2, "backend": Simulator("loop", threads=1)}
+    one = run(fedavg(local), federated, cohort=5, **how)  # type: ignore[arg-type]
+    two = run(fedbuff(local, buffer=5), federated, schedule=Schedule(5, concurrency=concurrency), **how)  # type: ignore[arg-type]
+    for name, x in one.params.items():
+        torch.testing.assert_close(x, two.params[name], rtol=1e-6, atol=1e-6)
+
+
+def test_refilling_keeps_the_clients_busy_and_a_step_takes_the_first_to_arrive() -> None:
+    # Two of three clients are busy at all times. Times: both first ones report at 1 and 2 (in order of asking), the one
+    # that is asked at time 1 needs 10. A buffer of two: the round ends at time 2.
+    federated = targets([[4.0]], [[8.0]], [[12.0]])
+    asked: list[tuple[int, list[int]]] = []
+
+    class Watched(Simulator):
+        def submit(self, source, clients, message, version):  # type: ignore[no-untyped-def]
+            asked.append((version, clients.tolist()))
+            super().submit(source, clients, message, version)
+
+    def slow(seed: int, round: int, source: str, clients: np.ndarray) -> np.ndarray:
+        first = len(asked) == 0
+        return np.array([1.0, 2.0]) if first else np.full(len(clients), 10.0)
+
+    run(
+        fedbuff(trainer(point([0.0]), 0.5), buffer=2),
+        federated,
+        rounds=2,
+        schedule=Schedule(2, concurrency=2, delays=slow),
+        backend=Watched("loop", threads=1),
+    )
+    (first, second, third) = asked[:3]
+    assert len(first[1]) == 2
+    assert len(second[1]) == 1
+    assert second[0] == 0
+    assert set(first[1]) | set(second[1]) == {0, 1, 2}
+    assert third[0] == 1
+    assert len(third[1]) == 1
+
+
+def test_a_run_whose_clients_are_all_lost_stops_with_a_sentence() -> None:
+    with pytest.raises(RunStopped, match="patience"):
+        one_weight(Schedule(1, concurrency=2, delays=Dropouts(none, 1.0)), lambda t: fedbuff(t, buffer=1), 3)
+
+
+def test_clients_of_one_version_run_as_one_cohort_and_messages_are_let_go() -> None:
+    sizes: list[int] = []
+
+    class Watched(Simulator):
+        def _plan(self, source, clients, message, version):  # type: ignore[no-untyped-def]
+            sizes.append(len(clients))
+            return super()._plan(source, clients, message, version)
+
+    backend = Watched("loop", threads=1)
+    federated, _, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(2, steps=1))
+    # Everyone asked in an even round reports two rounds later, together.
+    delays = Scripted({(r, c): 2.0 for r in range(0, 20, 2) for c in range(12)})
+    run(fedbuff(local, buffer=0), federated, rounds=3, schedule=Schedule(4, delays=delays), backend=backend)
+    # Round 1's at once, then in round 2 those of round 0; those of round 2 are still in flight.
+    assert sizes == [4, 4]
+    assert list(backend._sent["clients"]) == [2]
+
+
+def test_delays_with_two_populations_are_refused() -> None:
+    from mixfed.algorithms.mixed import Population, parallel
+
+    model = point([0.0])
+    both = parallel([Population(trainer(model, 0.5), name="a"), Population(trainer(model, 0.5), name="b")])
+    data = {"a": targets([[1.0]]), "b": targets([[2.0]])}
+    with pytest.raises(InputError, match="several populations"):
+        run(both, data, rounds=1, schedule=Schedule(1, delays=HalfNormal(1.0)))
