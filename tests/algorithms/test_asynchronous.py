@@ -38,8 +38,8 @@ def one_weight(schedule: Schedule, make: object, rounds: int, clients: int = 2) 
     return seen, result
 
 
-# Both clients are asked in round 0 (w = 0). Client 0 (a = 4) reports at once: Δ = 2. Client 1 (a = 8) reports in round 1:
-# Δ = 4, staleness 1. In round 1 client 0 is asked alone (client 1 is busy) and reports at once.
+# Both clients are asked in round 0 (w = 0). Client 0 (a = 4) reports at once: Δ = 2. Client 1 (a = 8) reports in round
+# 1: Δ = 4, staleness 1. In round 1 client 0 is asked alone (client 1 is busy) and reports in that round.
 LATE = Scripted({(0, 1): 1.0, (1, 0): 0.5})
 
 

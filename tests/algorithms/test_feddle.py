@@ -1,0 +1,239 @@
+"""Feddle: the atlas, the search, and what it is with parts switched off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.algorithms.feddle import (
+    Search,
+    coefficient_gradient,
+    feddle,
+    fitted_head,
+    head_of,
+    like_fedavg,
+    like_fedbuff,
+    searched,
+    surrogate,
+)
+from mixfed.atlas import BLOCK, Atlas, added, flat
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batching
+from mixfed.core import Reply, Server
+from mixfed.data.store import CentralData
+from mixfed.delays import HalfNormal
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
+from mixfed.losses import cross_entropy
+from mixfed.model import Model
+from mixfed.optim import sgd
+from mixfed.run import run
+from mixfed.schedule import Schedule
+from tests.problems import blobs, central, point, small_mlp
+
+
+def vectors(*rows: list[float]) -> list[Tensor]:
+    return [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+
+def atlas_of(size: int, *rows: list[float], bits: int = 32) -> Atlas:
+    empty = Atlas.empty(size, len(rows[0]), bits, torch.device("cpu"), torch.float64)
+    return empty.with_updates(vectors(*rows), 0)[0]
+
+
+def with_scores(atlas: Atlas, *scores: float) -> Atlas:
+    return Atlas(**(atlas.tree() | {"scores": torch.tensor(scores, dtype=torch.float64)}))
+
+
+def test_the_anchor_of_lowest_score_is_replaced_the_first_of_equals_first() -> None:
+    atlas = with_scores(atlas_of(3, [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]), 0.5, 0.1, 0.1)
+    after, places = atlas.with_updates(vectors([9.0, 0.0], [8.0, 0.0]), 4)
+    assert places == [1, 2]
+    assert after.rows[:, 0].tolist() == [1.0, 9.0, 8.0]
+    assert after.norms.tolist() == [1.0, 9.0, 8.0]
+    assert after.born.tolist() == [0.0, 4.0, 4.0]
+    assert atlas.rows[:, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_anchor_that_was_not_searched_yet_stays() -> None:
+    atlas = with_scores(atlas_of(2, [1.0], [2.0]), 0.3, 0.2)
+    after, places = atlas.with_updates(vectors([5.0], [6.0], [7.0]), 1)
+    assert places == [1, 0, -1]  # no room for the third: both places are taken by new ones
+    assert after.rows[:, 0].tolist() == [6.0, 5.0]
+    again, places = after.with_updates(vectors([8.0]), 2)
+    assert places == [-1]
+    assert again is after
+
+
+def test_without_scores_the_oldest_is_replaced() -> None:
+    atlas = with_scores(atlas_of(2, [1.0], [2.0]), 0.9, 0.1)
+    atlas = Atlas(**(atlas.tree() | {"born": torch.tensor([3.0, 5.0], dtype=torch.float64)}))
+    assert atlas.with_updates(vectors([7.0]), 6, by_score=False)[1] == [0]
+    assert atlas.with_updates(vectors([7.0]), 6, by_score=True)[1] == [1]
+
+
+def test_anchors_are_scaled_to_the_median_norm_and_a_zero_anchor_stays_zero() -> None:
+    atlas = atlas_of(4, [3.0, 4.0], [0.0, 1.0], [0.0, 0.0])  # norms 5, 1, 0: the median is 1
+    assert atlas.factors().tolist() == [0.2, 1.0, 0.0]
+    one = torch.ones(3, dtype=torch.float64)
+    assert atlas.combine(one * atlas.factors()).tolist() == pytest.approx([0.6, 1.8])
+    even = atlas_of(4, [1.0], [2.0], [4.0], [10.0])  # an even number: the mean of the two in the middle, 3
+    assert even.factors().tolist() == pytest.approx([3.0, 1.5, 0.75, 0.3])
+    assert even.factors(normalise=False).tolist() == [1.0] * 4
+    silent = atlas_of(3, [0.0], [0.0], [1.0])
+    assert silent.factors().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_eight_bit_anchors_are_near_the_full_ones_and_take_a_quarter_of_the_room() -> None:
+    torch.manual_seed(0)
+    width = 17 * BLOCK + 5
+    rows = [torch.randn(width) * s for s in (0.01, 1.0, 30.0)]
+    device = torch.device("cpu")
+    full = Atlas.empty(3, width, 32, device, torch.float32).with_updates(rows, 0)[0]
+    small = Atlas.empty(3, width, 8, device, torch.float32).with_updates(rows, 0)[0]
+    assert small.rows.element_size() * small.rows.numel() == full.rows.numel()
+    c, g = torch.tensor([1.0, -0.5, 0.02]), torch.randn(width)
+    torch.testing.assert_close(small.norms, full.norms, rtol=1e-3, atol=0)
+    assert float((small.combine(c) - full.combine(c)).norm() / full.combine(c).norm()) < 0.01
+    assert float((small.project(g) - full.project(g)).norm() / full.project(g).norm()) < 0.05
+    with pytest.raises(InputError):
+        Atlas.empty(3, width, 4, device, torch.float32)
+
+
+def server(model: Model, data: CentralData) -> Server:
+    return Server(0, 0, model, {"centre": data}, clients={"clients": 4})
+
+
+def test_the_search_finds_the_coefficients_of_a_quadratic_negative_ones_included() -> None:
+    # x = 0, anchors (2, 0) and (0, 1), the optimum (3, −2): with the median norm 1.5 the anchors become (1.5, 0) and
+    # (0, 1.5), so ĉ = (2, −4/3).
+    model = point([0.0, 0.0])
+    atlas = atlas_of(2, [2.0, 0.0], [0.0, 1.0])
+    search = Search(Batching(0, steps=1500), learning_rate=0.02)
+    zero = torch.zeros(2, dtype=torch.float64)
+    there = server(model, central([3.0, -2.0]))
+    found = searched(model, search, model.initial(), atlas, atlas.factors(), zero, there)
+    assert found.tolist() == pytest.approx([2.0, -4 / 3], abs=1e-4)
+    # With λ the optimum solves (1.5² + λ)·c = 1.5·target + λ·c′: c′ = (1, 1), λ = 0.75: (4.5 + 0.75)/3 and (−3 + 0.75)/3.
+    pulled = Search(Batching(0, steps=3000), learning_rate=0.02, regularisation=0.75)
+    one = torch.ones(2, dtype=torch.float64)
+    found = searched(model, pulled, model.initial(), atlas, atlas.factors(), one, there)
+    assert found.tolist() == pytest.approx([1.75, -0.75], abs=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["in_domain", "out_of_domain"])
+def test_the_projection_is_the_gradient_that_autograd_finds(objective: str) -> None:
+    model = small_mlp(dtype=torch.float64)
+    params, names = model.initial(), model.trainable
+    torch.manual_seed(1)
+    width = len(flat(params, names))
+    empty = Atlas.empty(3, width, 32, torch.device("cpu"), torch.float64)
+    atlas = empty.with_updates([torch.randn(width, dtype=torch.float64) * s for s in (0.1, 1, 5)], 0)[0]
+    factors, c = atlas.factors(), torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    _, _, test = blobs()
+    batch = {"x": torch.from_numpy(test.arrays["x"][:20]), "y": torch.from_numpy(test.arrays["y"][:20])}
+    heads, loss = {}, model.loss
+    if objective == "out_of_domain":
+        loss = surrogate(model, "out_of_domain")
+        heads = {"2.weight": torch.randn(7, 8, dtype=torch.float64), "2.bias": torch.zeros(7, dtype=torch.float64)}
+    found = coefficient_gradient(model, loss, params, atlas, factors, c, batch, heads)
+
+    c.requires_grad_()
+    there = added(params, names, (c * factors) @ atlas.rows)
+    (expected,) = torch.autograd.grad(loss(there | heads, batch), c)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_with_the_search_off_and_an_atlas_of_one_buffer_it_is_fedbuff() -> None:
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, epochs=2))
+    schedule = Schedule(4, delays=HalfNormal(1.5), buffer=4)
+    how = {"rounds": 8, "seed": 2, "schedule": schedule, "central": server_data}
+    off = feddle(local, Search(Batching(8, steps=2), active=False), atlas=4, fallback=like_fedbuff(0.5))
+    one = run(off, federated, backend=Simulator("loop", threads=1), **how)  # type: ignore[arg-type]
+    two = run(fedbuff(local, server=sgd(0.5)), federated, backend=Simulator("loop", threads=1), **how)  # type: ignore[arg-type]
+    for name, x in two.params.items():
+        torch.testing.assert_close(one.params[name], x, rtol=1e-5, atol=1e-6)
+
+
+def test_the_fallbacks_coefficients() -> None:
+    replies = [Reply({}, 3.0, (0,), staleness=0), Reply({}, 1.0, (1,), staleness=3)]
+    assert like_fedbuff(2.0)(replies) == [1.0, 0.5]
+    assert like_fedavg(2.0)(replies) == [1.5, 0.5]
+
+
+def test_guidance_undoes_a_client_that_leads_astray() -> None:
+    """Half of the clients have wrong labels: their anchors get smaller, or negative, coefficients."""
+    draw = np.random.default_rng(0)
+    from mixfed.data.store import FederatedData
+
+    y = draw.integers(0, 2, 400)
+    x = (np.where(y, 2.0, -2.0)[:, None] + draw.normal(size=(400, 2))).astype(np.float32)
+    owners = np.arange(400) % 10
+    told = np.where(owners < 5, y, 1 - y)
+    federated = FederatedData.from_arrays({"x": x, "y": told}, owners)
+    torch.manual_seed(0)
+    model = Model(nn.Linear(2, 2), cross_entropy)
+    local = LocalTrainer(model, sgd(0.1), Batching(10, steps=4))
+    guided = feddle(local, Search(Batching(20, steps=60), learning_rate=0.02), atlas=10)
+    result = run(guided, federated, central=CentralData({"x": x[:60], "y": y[:60]}), rounds=1, cohort=10)
+    found = result.state["searched"]["coefficients"]
+    assert found[:5].min() > 0.1
+    assert found[5:].max() < 0.0
+
+
+def test_diagnostics_say_the_age_of_the_anchors() -> None:
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1))
+    result = run(
+        feddle(local, Search(Batching(8, steps=1)), atlas=8), federated, central=server_data, rounds=2, cohort=4
+    )
+    assert result.state["searched"]["age"] == 0.5  # four of the round before, four of this one
+    assert len(result.state["searched"]["coefficients"]) == 8
+
+
+def test_a_head_of_its_own_is_fitted_to_other_labels() -> None:
+    _, _, test = blobs()
+    other = CentralData({"x": test.arrays["x"], "y": test.arrays["y"] + 2})  # labels 2, 3, 4: five outputs
+    model = small_mlp()
+    assert head_of(model) == "2"
+    search = Search(Batching(50, steps=1), "out_of_domain", head_rate=0.1, head_steps=60)
+    at = server(model, other)
+    loss = surrogate(model, "out_of_domain")
+    theta = fitted_head(model, search, loss, model.initial(), at)
+    assert {n: tuple(x.shape) for n, x in theta.items()} == {"2.weight": (5, 8), "2.bias": (5,)}
+    batch = {n: torch.from_numpy(a) for n, a in other.arrays.items()}
+    assert float(loss(model.initial() | theta, batch)) < 0.5
+
+
+def test_rotation_needs_no_labels() -> None:
+    draw = np.random.default_rng(0)
+    images = np.zeros((30, 1, 4, 4), np.float32)
+    images[:, :, 0] = draw.uniform(0.5, 1.0, (30, 1, 4))  # bright at the top
+    torch.manual_seed(0)
+    model = Model(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), cross_entropy)
+    search = Search(Batching(30, steps=1), "rotation", head_rate=0.1, head_steps=80)
+    loss = surrogate(model, "rotation")
+    theta = fitted_head(model, search, loss, model.initial(), server(model, CentralData({"x": images})))
+    batch = {"x": torch.from_numpy(images), "key": torch.tensor(5)}
+    assert float(loss(model.initial() | theta, batch)) < 0.7  # chance: log 4 = 1.39
+
+
+def test_what_cannot_work_is_refused_in_a_sentence() -> None:
+    model = small_mlp()
+    local = LocalTrainer(model, sgd(0.1), Batching(3, steps=1))
+    federated, server_data, _ = blobs()
+    with pytest.raises(InputError, match="head"):
+        feddle(
+            LocalTrainer(point([0.0]), sgd(0.1), Batching(3, steps=1)), Search(Batching(1, steps=1), "out_of_domain")
+        )
+    with pytest.raises(InputError, match="at least 1 anchor"):
+        run(feddle(local, Search(Batching(1, steps=1)), atlas=0), federated, central=server_data, rounds=1)
+    unlabelled = CentralData({"x": server_data.arrays["x"]})
+    with pytest.raises(InputError, match="rotation"):
+        run(feddle(local, Search(Batching(1, steps=1), "out_of_domain")), federated, central=unlabelled, rounds=1)
+    with pytest.raises(InputError, match="images"):
+        run(feddle(local, Search(Batching(1, steps=1), "rotation")), federated, central=unlabelled, rounds=1)
