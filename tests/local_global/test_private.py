@@ -64,9 +64,7 @@ def test_all_precisions(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.one_of(st.just("save"), st.just("die"), st.tuples(st.integers(0, 9), st.integers(0, 99))), max_size=25
-    )
+    st.lists(st.one_of(st.just("save"), st.just("die"), st.tuples(st.integers(0, 9), st.integers(0, 99))), max_size=25)
 )
 def test_any_death_finds_the_clients_as_the_checkpoint_knew_them(
     tmp_path_factory: pytest.TempPathFactory, actions: list[object]
