@@ -150,7 +150,8 @@ def run(
             backend.submit(source, chosen, message, number)
         replies = backend.collect(number)
         _check_replies(messages, replies, number)
-        state = algorithm.step(state, replies, server)
+        if not (joining and algorithm.personal and joining.settling(number)):
+            state = algorithm.step(state, replies, server)
         ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
         backend.dropped.clear()
