@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import mixfed
@@ -37,3 +38,21 @@ def test_the_function_run_is_not_hidden_by_its_module() -> None:
 
     assert run is same
     assert mixfed.run is same
+
+
+def test_the_readme_shows_that_example_and_every_method() -> None:
+    from mixfed.algorithms import ALGORITHMS
+
+    readme = (ROOT / "README.md").read_text()
+    example = (ROOT / "examples" / "bring_your_own.py").read_text()
+    assert example.split('"""', 2)[2].strip() in readme
+    for name in ALGORITHMS:
+        assert f"| `{name}` |" in readme, name
+
+
+def test_the_recipe_in_the_docs_is_one() -> None:
+    from mixfed import recipe as recipes
+
+    text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
+    recipe = recipes.resolve(tomllib.loads(text))
+    assert recipe.published == {"fedavg": {"accuracy": 0.44}}

@@ -65,8 +65,8 @@ class Exchange:
         self.buffer = schedule.buffer or algorithm.buffer
         self.flights = {source: InFlight(schedule, seed, source, sizes[source]) for source in algorithm.batching}
 
-    def round(self, messages: Mapping[str, Message], number: int, version: int) -> Iterator[list[Reply]]:
-        """Asks clients and yields the replies of one step after another; ``version`` counts the steps before."""
+    def round(self, messages: Mapping[str, Message], number: int, version: int) -> list[list[Reply]]:
+        """Asks clients and returns the replies for one step after another; ``version`` counts the steps before."""
         if self.schedule.concurrency:
             arrived = [self._until_full(source, message, number, version) for source, message in messages.items()]
         else:
@@ -83,7 +83,7 @@ class Exchange:
                     f"Every update of the clients '{jobs.source}' in round {number + 1} had a number that is not"
                     " finite, so the run stopped; lower the learning rate or clip the gradients."
                 )
-        yield from (replies for replies in steps if replies)
+        return [replies for replies in steps if replies]
 
     def tree(self) -> dict[str, Any]:
         """All jobs in flight as a tree."""

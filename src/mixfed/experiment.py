@@ -78,7 +78,7 @@ class Experiment:
             checkpoints=checkpoints,
             resume=resume,
             should_stop=should_stop,
-            joining=Joining(joining.round, joining.fraction) if joining.round else None,
+            joining=Joining(joining.round, joining.fraction, joining.settle) if joining.round else None,
             private_folder=private,
         )
 

@@ -57,11 +57,13 @@ class Central:
 class JoiningSection:
     """A device with turned images that joins in round ``round`` (0: none does), with examples of its own.
 
-    From then on every round asks it, and the share ``fraction`` of the other clients.
+    From then on every round asks it, and the share ``fraction`` of the other clients. Where clients keep a part of the
+    model, it learns its own part alone for ``settle`` rounds before the common one follows.
     """
 
     round: int = 0
     fraction: float = 0.1
+    settle: int = 0
     train: int = 3000
     test: int = 500
     degrees: Literal[90, 180, 270] = 90

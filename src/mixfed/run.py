@@ -122,11 +122,13 @@ def run(
     for number in range(first, rounds):
         server = Server(number, seed, algorithm.model, sources, ledger, sizes)
         messages = algorithm.broadcast(state, server)
-        before = version
-        for replies in exchange.round(messages, number, version):
+        steps = exchange.round(messages, number, version)
+        if joining and algorithm.personal and joining.settling(number):
+            steps = []
+        elif not steps and (not messages or algorithm.steps_alone):
+            steps = [[]]
+        for replies in steps:
             state, version = algorithm.step(state, replies, server), version + 1
-        if version == before and (not messages or algorithm.steps_alone):
-            state, version = algorithm.step(state, [], server), version + 1
         ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
         backend.dropped.clear()

@@ -22,15 +22,21 @@ Late = Literal["", "discard", "use"]
 class Joining:
     """The last client of the population joins in round ``round``, to which the others have trained without it.
 
-    From then on every round asks it, and the share ``fraction`` of the others.
+    From then on every round asks it, and the share ``fraction`` of the others. Where clients keep a part of the model,
+    the server takes nothing in the first ``settle`` of these rounds: the device learns its own part first.
     """
 
     round: int
     fraction: float
+    settle: int = 0
 
     def __post_init__(self) -> None:
-        if self.round < 1 or not 0 <= self.fraction <= 1:
+        if self.round < 1 or not 0 <= self.fraction <= 1 or self.settle < 0:
             raise InputError("A device joins after 1 or more rounds, beside a share from 0 to 1 of the others.")
+
+    def settling(self, round: int) -> bool:
+        """Whether the server is to take nothing in this round."""
+        return self.round <= round < self.round + self.settle
 
     def cohort(self, seed: int, round: int, source: str, population: int, size: int) -> NDArray[np.int64]:
         """Who is asked in this round."""

@@ -117,7 +117,7 @@ def test_the_search_finds_the_coefficients_of_a_quadratic_negative_ones_included
     there = server(model, central([3.0, -2.0]))
     found = searched(model, search, model.initial(), atlas, atlas.factors(), zero, there)
     assert found.tolist() == pytest.approx([2.0, -4 / 3], abs=1e-4)
-    # With λ the optimum solves (1.5² + λ)·c = 1.5·target + λ·c′: c′ = (1, 1), λ = 0.75: (4.5 + 0.75)/3 and (−3 + 0.75)/3.
+    # With λ it solves (1.5² + λ)·c = 1.5·target + λ·c′: c′ = (1, 1), λ = 0.75: (4.5 + 0.75)/3 and (−3 + 0.75)/3.
     pulled = Search(Batching(0, steps=3000), learning_rate=0.02, regularisation=0.75)
     one = torch.ones(2, dtype=torch.float64)
     found = searched(model, pulled, model.initial(), atlas, atlas.factors(), one, there)

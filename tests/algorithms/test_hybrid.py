@@ -50,7 +50,7 @@ def test_fed_ft_fine_tunes_after_every_step() -> None:
     local, centre = trainer(model, 0.5), trainer(model, 0.5)
     # Round 0: (2 + 4)/2 = 3, then ½(−6 + 3) = −1.5.
     assert weights(fed_ft(fedavg(local), centre), Schedule(2), 1) == [-1.5]
-    # Late: round 0: 2 → −2. Round 1: client 0 from −2: Δ = 3; client 1's Δ = 4 with τ = 1: −2 + ½(3 + 4/√2) → ½(−6 + …).
+    # Late: round 0: 2 → −2. Round 1: client 0 from −2: Δ = 3; client 1's Δ = 4 with τ = 1: −2 + ½(3 + 4/√2), and on.
     there = -2 + (3 + 4 / 2**0.5) / 2
     seen = weights(fed_ft(fedbuff(local, buffer=0), centre), LATE)
     assert seen == pytest.approx([-2.0, (there - 6) / 2], rel=1e-12)

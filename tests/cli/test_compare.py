@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .tools import TINY, last_json, lines, mixfed, refused, start, wait_for
+from .tools import TINY, WAIT, last_json, lines, mixfed, refused, start, wait_for
 
 LEDGER = {"bytes_down", "bytes_up", "client_examples", "server_examples", "client_flops", "server_flops"}
 
@@ -25,7 +25,7 @@ def test_a_comparison_sums_up_its_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert list(comparison["algorithms"]) == ["fedavg", "oracle"]
     for name, entry in comparison["algorithms"].items():
         assert set(entry) == {"metrics", "ledger"}
-        assert set(entry["ledger"]) == LEDGER
+        assert set(entry["ledger"]) >= LEDGER
         results = [json.loads((out / f"{name}-seed{seed}" / "result.json").read_text()) for seed in (0, 1)]
         for metric, found in entry["metrics"].items():
             values = [result["metrics"][metric] for result in results]
@@ -51,7 +51,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     process = start(*command, "--out", out)
     wait_for(lambda: lines(out / "transfer-seed0") >= 8, process)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=WAIT)
     assert process.returncode == 130, told
     assert "go on with: mixfed compare digits" in told
     assert not (out / "comparison.json").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .tools import lines, mixfed, refused, start, wait_for
+from .tools import WAIT, lines, mixfed, refused, start, wait_for
 
 ROUNDS = 60
 RUN = [
@@ -65,7 +65,7 @@ def test_ctrl_c_and_sigterm_finish_the_round(
     process = start(*RUN, "--executor", "loop", "--out", folder)
     wait_for(lambda: lines(folder) >= 10, process)
     process.send_signal(sent)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=WAIT)
     assert process.returncode == code, told
     assert "go on with: mixfed run digits" in told
     assert "--resume" in told

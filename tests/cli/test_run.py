@@ -26,7 +26,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     result = last_json(done)
     assert result == json.loads((folder / "result.json").read_text())
     assert set(result) == {"metrics", "ledger", "rounds", "seconds", "seed", "versions"}
-    assert set(result["ledger"]) == LEDGER
+    assert set(result["ledger"]) >= LEDGER
     assert (result["rounds"], result["seed"]) == (4, 3)
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [entry.pop("round") for entry in history] == [1, 2, 3, 4]
@@ -68,7 +68,7 @@ def test_data_prints_and_draws_who_holds_what(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_updates_are_all_bad_stops_with_a_sentence(tmp_path: Path) -> None:
-    options = ["--rounds", "9", *TINY, "--set", "client.learning_rate=1e39", "--out", tmp_path / "run"]
+    options = ["--rounds", "9", *TINY, "--set", "client.learning_rate=1e30", "--out", tmp_path / "run"]
     done = mixfed("run", "digits", *options, expect=1)
     assert "not finite" in done.stderr
     assert not (tmp_path / "run" / "result.json").exists()

@@ -17,7 +17,7 @@ from mixfed.cli import app
 
 TINY = ["--set", "data.partition.clients=10", "--set", "cohort=3", "--set", "evaluate.every=1"]
 COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'mixfed'; from mixfed.cli import main; main()"]
-WAIT = 120.0
+WAIT = 300.0
 
 
 def environment() -> dict[str, str]:

@@ -134,6 +134,27 @@ def study_command(
         command.execute(given, chosen, seeds, out, to_json=json)
 
 
+@app.command("split")
+def split_command(
+    recipe: RecipeName,
+    settings: Settings = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    data: DataFolder = None,
+    device: Device = None,
+    executor: Executor = None,
+    json: Json = False,
+) -> None:
+    """Which layers should be global? Tries all suffixes and prefixes of a model, on validation data."""
+    from mixfed.cli import common, split
+
+    with common.reported():
+        given = common.Given(
+            recipe, settings or [], rounds=rounds, seed=seed, data=data, device=device, executor=executor
+        )
+        split.execute(given, to_json=json)
+
+
 @app.command("data")
 def data_command(
     recipe: RecipeName,

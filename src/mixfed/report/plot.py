@@ -42,7 +42,7 @@ def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     if any(runs) and figure.axes:
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=9)
     write_figure(figure, path)
 
 

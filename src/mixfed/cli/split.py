@@ -1,0 +1,28 @@
+"""``mixfed split``: which layers of a model should be global."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.table import Table
+
+from mixfed.cli.common import Given, stderr, stdout
+from mixfed.split import search
+
+
+def execute(given: Given, *, to_json: bool) -> None:
+    """Tries every split and shows accuracy on validation data against parameters sent."""
+    recipe = given.on(given.base())
+    found = list(search(recipe, say=lambda text: stderr.print(f"Trying {text} …", style="dim")))
+    table = Table(title=f"{recipe.name} · which layers are global · validation data · seed {recipe.seed}")
+    for heading in ("global layers", "parameters", "parameters sent", "accuracy local", "accuracy new"):
+        table.add_column(heading, justify="right")
+    best = max(found, key=lambda split: split.local + split.new)
+    for split in found:
+        mark = " ← best of both tests" if split is best else ""
+        name = f"{split.side} {split.layers}" if split.layers else "none"
+        table.add_row(name, f"{split.parameters:,}", f"{split.sent:,}", f"{split.local:.3f}", f"{split.new:.3f}{mark}")
+    stdout.print(table)
+    if to_json:
+        print(json.dumps([asdict(split) for split in found]))

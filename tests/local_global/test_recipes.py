@@ -1,0 +1,137 @@
+"""The recipes lg-*: every section has its effect, on small data of the same kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mixfed import recipe as recipes
+from mixfed.checkpoint import Checkpoints
+from mixfed.cli import app
+from mixfed.data.scenario import join_device, keep_own
+from mixfed.data.sources import Source
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError
+from mixfed.experiment import build
+from mixfed.models import lenet5, mlp
+from mixfed.schedule import Joining
+from mixfed.split import search
+
+SMALL = ["rounds=6", "evaluate.every=3", "simulator.executor=loop", "client.epochs=1"]
+LG = "algorithms.lg_fedavg"
+
+
+def resolved(*settings: str, name: str = "lg-digits") -> recipes.Recipe:
+    return recipes.resolve(recipes.override(recipes.load(name), [*SMALL, *settings]))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "mtl", "lg_fedavg"])
+def test_digits_runs_with_every_rival(algorithm: str) -> None:
+    result = build(resolved(f"algorithm={algorithm}", f"{LG}.warm_start=3")).run()
+    assert set(result.metrics) == {"accuracy_local", "accuracy_new", "accuracy_averaged"}
+    assert (result.ledger["bytes_once"] > 0) == (algorithm not in ("fedavg", "fedprox"))
+
+
+def test_the_networks_have_the_papers_sizes() -> None:
+    def sizes(module: torch.nn.Module) -> list[int]:
+        return [p.numel() for p in module.parameters()]
+
+    lenet = sizes(lenet5(3, 32, 10))
+    assert (sum(lenet), sum(lenet[:4])) == (64_102, 2_872)
+    network = sizes(mlp(784, 10, [512, 256, 256, 128]))
+    assert (sum(network), sum(network[-6:])) == (633_226, 99_978)
+
+
+def test_private_parts_on_disk_are_those_in_memory(tmp_path: Path) -> None:
+    memory, disk = (
+        build(resolved(f"{LG}.warm_start=2", f"simulator.private={where}")).run(
+            checkpoints=Checkpoints(tmp_path / where, every=2)
+        )
+        for where in ("memory", "disk")
+    )
+    assert memory.history == disk.history
+    assert list((tmp_path / "disk" / "private").iterdir())
+    with pytest.raises(InputError, match="beside the checkpoints"):
+        build(resolved("simulator.private=disk")).run()
+
+
+@pytest.mark.parametrize("kind", ["supervised", "autoencoder"])
+def test_auxiliary_models_stay_on_the_client(kind: str) -> None:
+    recipe = resolved(f"auxiliary.kind={kind}", f"{LG}.names=['head.']", f"{LG}.warm_start=0")
+    result = build(recipe).run()
+    assert result.privates is not None
+    local = result.privates.get("clients", int(result.privates.seen("clients")[0]))["local"]
+    assert any(name.startswith("auxiliary.") for name in local)
+    assert not any(name.startswith("head.") for name in local)
+
+
+def test_every_split_is_tried() -> None:
+    found = list(search(resolved(f"{LG}.warm_start=0", "rounds=2")))
+    assert [(s.side, s.layers) for s in found] == [
+        *[("last", n) for n in range(4)],
+        *[("first", n) for n in range(1, 3)],
+    ]
+    assert found[0].sent == 0
+    assert [s.sent for s in found] == [2 * 2 * 10 * s.parameters for s in found]
+    with pytest.raises(InputError, match="chosen on validation data"):
+        next(search(resolved("data.validation=0.0")))
+
+
+def test_split_command() -> None:
+    small = [option for setting in [*SMALL, "rounds=1", f"{LG}.warm_start=0"] for option in ("--set", setting)]
+    done = CliRunner().invoke(app, ["split", "lg-digits", *small, "--json"])
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.output.splitlines()[-1])) == 6
+
+
+def pictures(n: int) -> dict[str, np.ndarray]:
+    return {"x": np.arange(n * 4, dtype=np.uint8).reshape(n, 1, 2, 2), "y": np.arange(n) % 2}
+
+
+def test_a_joining_device_has_turned_images() -> None:
+    source = Source(pictures(20), pictures(6), None, 2, None, "", "")
+    parts = keep_own(FederatedData.from_arrays(pictures(12), np.arange(12) // 4), {"test": 0.25}, 0)
+    joined = join_device(parts, source, {"train": 5, "test": 2}, 90, 0)
+    assert {name: len(data) for name, data in joined.items()} == {"train": 4, "test": 4}
+    assert joined["train"].sizes()[-1] == 5
+    turned = joined["train"].client(3)["x"]
+    originals = {x.tobytes() for x in source.train["x"]}
+    assert not any(x.tobytes() in originals for x in turned)
+    assert all(np.ascontiguousarray(np.rot90(x, -1, (-2, -1))).tobytes() in originals for x in turned)
+    with pytest.raises(InputError, match="cannot hold 30"):
+        join_device(parts, source, {"train": 30}, 90, 0)
+
+
+def test_who_is_asked_before_and_after_a_device_joins() -> None:
+    joining = Joining(round=3, fraction=0.2)
+    assert all(10 not in joining.cohort(0, r, "clients", 11, 4) for r in range(3))
+    assert all(len(joining.cohort(0, r, "clients", 11, 4)) == 4 for r in range(3))
+    later = [joining.cohort(0, r, "clients", 11, 4) for r in range(3, 9)]
+    assert all(len(c) == 3 and c[-1] == 10 and len(set(c.tolist())) == 3 for c in later)
+    assert [r for r in range(9) if Joining(3, 0.2, settle=2).settling(r)] == [3, 4]
+    assert Joining(3, 0.0).cohort(0, 3, "clients", 11, 4).tolist() == [10]
+    with pytest.raises(InputError, match="share from 0 to 1"):
+        Joining(1, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["evaluate.sets=['joined']"], "No device joins"),
+        (["data.own_test=0.0"], "set data.own_test"),
+        (["data.own_test=0.9", "data.own_validation=0.2"], "below 1"),
+        (["data.joining.round=2", "data.joining.train=9", "data.joining.test=9"], "square images"),
+        (["evaluate.sets=['postfit']"], "no adversary"),
+        (["auxiliary.kind=adversary"], "data.protected"),
+        ([f"{LG}.layers=4"], "has 3 layers"),
+        ([f"{LG}.base=lg_fedavg"], "could be built on"),
+    ],
+)
+def test_refusals(settings: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        build(resolved(*settings)).run()
