@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +115,7 @@ class Trace:
     A job takes one of the lines by chance; where the file has lines of its client, one of those.
     """
 
-    file: str | Path
+    file: str
     delays: Delays = field(init=False, repr=False, compare=False)
     lines: dict[int, NDArray[np.int64]] = field(init=False, repr=False, compare=False)
 
@@ -141,6 +140,19 @@ class Trace:
         found = [self.lines.get(int(c), self.lines.get(-1, every)) for c in clients]
         chosen = [lines[int(u * len(lines))] for lines, u in zip(found, chance, strict=True)]
         return self.delays[np.array(chosen, dtype=np.int64)]
+
+
+def at_once() -> Delay:
+    """No delay."""
+    return none
+
+
+DELAYS: dict[str, Callable[..., Delay]] = {
+    "none": at_once,
+    "half_normal": HalfNormal,
+    "log_normal": LogNormal,
+    "trace": Trace,
+}
 
 
 def _bits(seed: int, purpose: str, round: int, source: str, clients: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -19,10 +19,12 @@ from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Algorithm
 from mixfed.data._arrays import join
+from mixfed.data.images import images_like
 from mixfed.data.partition import label_split
 from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own
 from mixfed.data.sources import Examples, Source, load_source
 from mixfed.data.store import CentralData, FederatedData, spread
+from mixfed.delays import DELAYS, Dropouts, SpeedClasses
 from mixfed.errors import InputError
 from mixfed.fit import check_fit
 from mixfed.local import LocalTrainer, weighted
@@ -34,7 +36,7 @@ from mixfed.models import MODELS
 from mixfed.recipe import ModelSection, Recipe, Training, optimizer_of
 from mixfed.recommend import spreadout_of
 from mixfed.run import Callback, Evaluate, Result, run
-from mixfed.schedule import Joining
+from mixfed.schedule import Joining, Late, Schedule
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Experiment:
             self.algorithm,
             self.clients,
             rounds=recipe.rounds,
-            cohort=recipe.cohort,
+            schedule=build_schedule(recipe),
             central=self.scenario.central,
             seed=recipe.seed,
             evaluate=self.evaluate,
@@ -97,6 +99,18 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)
     return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+
+
+def build_schedule(recipe: Recipe) -> Schedule:
+    """Who is asked, and when they report."""
+    section = recipe.schedule
+    delays = DELAYS[section.delay](**section.options)
+    if section.speeds:
+        delays = SpeedClasses(delays, section.speeds, section.shares)
+    if section.dropout:
+        delays = Dropouts(delays, section.dropout)
+    late: Late = "" if section.late == "auto" else section.late
+    return Schedule(recipe.cohort, delays, section.buffer, section.concurrency, late, section.patience)
 
 
 def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
@@ -147,11 +161,15 @@ def build_scenario(recipe: Recipe) -> Scenario:
         train, test = apart(train, data.held_out, "test", whole_people=True)
     if not len(test[0]):
         raise InputError(f"The source '{data.source}' has no test part; set data.held_out to hold people out for it.")
+    of_test: Examples | None = None
+    if data.central.kind == "test":
+        test[0], of_test = _from_test(test[0], data.central.examples)
     evaluation = {"test": test}
     if data.validation:
         natural = data.partition.kind == "natural"
         train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
     on_clients, at_centre = _sides(recipe, train)
+    at_centre = of_test or at_centre
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
     clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
     own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
@@ -180,8 +198,10 @@ def _like_clients(recipe: Recipe, sides: list[Examples]) -> NDArray[np.bool_] | 
 def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | None]:
     """What goes to clients, and what stays at the centre."""
     train, central = sides[0], recipe.data.central
-    if central.kind == "none":
+    if central.kind in ("none", "test"):
         return train, None
+    if central.kind == "other":
+        return train, _from_another(recipe, train)
     if central.kind == "source":
         return train, sides[1]
     if central.kind == "people":
@@ -200,6 +220,25 @@ def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | 
         )
     ours, theirs = label_split(train.arrays["y"], central.client_labels, recipe.seed, central.inside, central.outside)
     return train.rows(ours), train.rows(theirs)
+
+
+def _from_test(test: Examples, count: int) -> tuple[Examples, Examples]:
+    """The test part without so many of its examples, and those; the same for every seed."""
+    if not 0 < count < len(test):
+        raise InputError(f"data.central.examples must be 1 to {len(test) - 1} of the test part, not {count}.")
+    rows = rng.generator(0, "scenario/of-test").permutation(len(test))
+    return test.rows(np.sort(rows[count:])), test.rows(np.sort(rows[:count]))
+
+
+def _from_another(recipe: Recipe, train: Examples) -> Examples:
+    """Examples of another source, as images of the clients' shape."""
+    central = recipe.data.central
+    other = load_source(central.source, recipe.data.folder or None).train
+    count = central.examples or len(other["y"])
+    if not 0 < count <= len(other["y"]):
+        raise InputError(f"The source '{central.source}' has {len(other['y'])} examples, not {count}.")
+    rows = np.sort(rng.generator(recipe.seed, "scenario/other").permutation(len(other["y"]))[:count])
+    return Examples({"x": images_like(other["x"][rows], train.arrays["x"]), "y": other["y"][rows]}, None)
 
 
 def build_model(recipe: Recipe, scenario: Scenario) -> Model:
@@ -223,7 +262,7 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         device=usable_device(recipe.device),
     )
     check_fit(model, scenario.test, "the test examples")
-    if scenario.central is not None:
+    if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
         check_fit(model, scenario.central, "the central examples")
     return model
 

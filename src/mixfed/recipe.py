@@ -22,6 +22,7 @@ from mixfed._schema import Table, options_of
 from mixfed.algorithms import ALGORITHMS
 from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
 from mixfed.data.sources import SOURCES
+from mixfed.delays import DELAYS
 from mixfed.errors import InputError
 from mixfed.losses import CRITERIA
 from mixfed.measure.metrics import METRICS
@@ -41,16 +42,19 @@ class Partition:
 @dataclass(frozen=True)
 class Central:
     """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share of the
-    examples or of the people, or what the source has for it.
+    examples or of the people, what the source has for it, ``examples`` of the test part (which is then evaluated
+    without them), or ``examples`` of another ``source`` of images, made as large as the clients' (0: all).
 
     With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
     """
 
-    kind: Literal["none", "labels", "fraction", "people", "source"] = "none"
+    kind: Literal["none", "labels", "fraction", "people", "source", "test", "other"] = "none"
     client_labels: list[int] = field(default_factory=list)
     inside: float = 1.0
     outside: float = 0.0
     fraction: float = 0.0
+    examples: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,26 @@ class SimulatorSection:
 
 
 @dataclass(frozen=True)
+class ScheduleSection:
+    """When clients report: their ``delay`` with its own settings, on a clock whose unit is a round.
+
+    A client is slower by the factor in ``speeds`` of its class (of the size in ``shares``), and a job is lost with the
+    probability ``dropout``. ``late`` updates are discarded or used, as the algorithm does by itself (auto) or as said.
+    For ``buffer``, ``concurrency`` and ``patience`` see :class:`mixfed.schedule.Schedule`.
+    """
+
+    delay: str = "none"
+    speeds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    dropout: float = 0.0
+    late: Literal["auto", "discard", "use"] = "auto"
+    buffer: int = 0
+    concurrency: int = 0
+    patience: float = 0.0
+    options: Table = field(default_factory=dict, metadata=options_of("delay", lambda: DELAYS))
+
+
+@dataclass(frozen=True)
 class Theory:
     """Linear models between local and global (:mod:`mixfed.theory`), one curve for each ``rho``; none: no theory."""
 
@@ -260,6 +284,7 @@ class Recipe:
     rows: RowExchange = field(default_factory=RowExchange)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def test_dropouts_never_report() -> None:
 def test_a_trace_is_drawn_from_and_a_client_keeps_to_its_own_lines(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("client,delay\n4,1.5\n4,2.5\n,7\n,8\n")
-    delay = Trace(file)
+    delay = Trace(str(file))
     assert {float(delay(0, r, "clients", np.array([4]))[0]) for r in range(40)} == {1.5, 2.5}
     assert set(delay(0, 0, "clients", np.arange(5, 60))) == {7.0, 8.0}
 
@@ -66,9 +66,9 @@ def test_bad_settings_are_refused_in_a_sentence(tmp_path: Path) -> None:
         lambda: LogNormal(0.0, 1.0),
         lambda: SpeedClasses(none, [1.0], shares=[1, 2]),
         lambda: Dropouts(none, 1.5),
-        lambda: Trace(tmp_path / "none.csv"),
-        lambda: Trace(tmp_path / "empty.csv"),
-        lambda: Trace(tmp_path / "words.csv"),
+        lambda: Trace(str(tmp_path / "none.csv")),
+        lambda: Trace(str(tmp_path / "empty.csv")),
+        lambda: Trace(str(tmp_path / "words.csv")),
         lambda: Schedule(3, buffer=-1),
         lambda: Schedule(3, late="maybe"),  # type: ignore[arg-type]
     ):

@@ -1,0 +1,31 @@
+"""Images of one source in the form of another's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from mixfed.errors import InputError
+
+
+def images_like(images: NDArray[Any], pattern: NDArray[Any]) -> NDArray[Any]:
+    """Byte images [n, channels, height, width] with the channels and the size of the pattern's.
+
+    Colours become their mean, a single channel is repeated, and sizes change by bilinear interpolation.
+    """
+    if images.ndim != 4 or pattern.ndim != 4 or images.dtype != np.uint8 or pattern.dtype != np.uint8:
+        raise InputError("Only images in bytes, channels first, can be given the form of another source's images.")
+    channels, size = pattern.shape[1], pattern.shape[2:]
+    done = []
+    for start in range(0, len(images), 1024):
+        x = torch.from_numpy(images[start : start + 1024]).float()
+        if x.shape[1] != channels:
+            x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+        if tuple(x.shape[2:]) != tuple(size):
+            x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
+        done.append(x.round().clamp(0, 255).to(torch.uint8).numpy())
+    return np.concatenate(done)
