@@ -15,10 +15,11 @@ DESCRIPTION = "faces, smiling or not, 32 x 32 grey; 13,165 images, 12,194 of the
 OBTAIN = "github.com/hromi/SMILEsmileD, as one .npz file with arrays x, smile and identity"
 
 
-def load(folder: Path | None = None, keep_unknown: bool = False) -> Source:
+def load(folder: Path | None = None, keep_unknown: bool = False, centred: bool = False) -> Source:
     """From ``faces_smile_32.npz``. All is in the training part, for a test is of people held out by the user.
 
-    Images of unknown people (identity -1) are dropped, or kept as those of one client -1.
+    Images of unknown people (identity -1) are dropped, or kept as those of one client -1. Pixels lie in [0, 1], or,
+    ``centred``, in [-2, 2], which is better conditioned.
     """
     file = find(folder, OBTAIN, "faces_smile_32.npz")
     arrays = load_npz(file, ["x", "smile", "identity"])
@@ -29,7 +30,7 @@ def load(folder: Path | None = None, keep_unknown: bool = False) -> Source:
         return Source(
             train=take(fields, kept),
             test=take(fields, np.empty(0, np.int64)),
-            prepare=Pixels(),
+            prepare=Pixels((0.5,), (0.25,)) if centred else Pixels(),
             classes=2,
             natural_clients={"train": people[kept], "test": people[:0]},
             description=DESCRIPTION,
