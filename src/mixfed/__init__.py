@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mixfed.algorithms import ALGORITHMS, Setup
+    from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
     from mixfed.algorithms.baselines import center, local_only, transfer
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+    from mixfed.algorithms.feddle import Search, feddle
+    from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.backends.simulator import Simulator
     from mixfed.batches import Batching
     from mixfed.checkpoint import Checkpoints, save_params
     from mixfed.core import Algorithm, Message, Reply, Server, Upload
     from mixfed.data import CentralData, FederatedData, load_source, spread
+    from mixfed.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace
     from mixfed.errors import InputError, RunStopped
     from mixfed.local import LocalTrainer
     from mixfed.losses import binary_cross_entropy, cross_entropy, squared_error
@@ -27,17 +31,22 @@ if TYPE_CHECKING:
     from mixfed.model import Model
     from mixfed.optim import Optimizer, adagrad, adam, sgd, yogi
     from mixfed.run import Record, Result, run
+    from mixfed.schedule import Schedule
 
 _HOMES = {
     "algorithms": ["ALGORITHMS", "Setup"],
+    "algorithms.asynchronous": ["ca2fl", "fedasync", "fedbuff"],
     "algorithms.baselines": ["center", "local_only", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
+    "algorithms.feddle": ["Search", "feddle"],
+    "algorithms.hybrid": ["fed_ft", "feddf", "hfcl"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
     "backends.simulator": ["Simulator"],
     "batches": ["Batching"],
     "checkpoint": ["Checkpoints", "save_params"],
     "core": ["Algorithm", "Message", "Reply", "Server", "Upload"],
     "data": ["CentralData", "FederatedData", "load_source", "spread"],
+    "delays": ["Dropouts", "HalfNormal", "LogNormal", "Scripted", "SpeedClasses", "Trace"],
     "errors": ["InputError", "RunStopped"],
     "local": ["LocalTrainer"],
     "losses": ["binary_cross_entropy", "cross_entropy", "squared_error"],
@@ -45,21 +54,25 @@ _HOMES = {
     "model": ["Model"],
     "optim": ["Optimizer", "adagrad", "adam", "sgd", "yogi"],
     "run": ["Record", "Result", "run"],
+    "schedule": ["Schedule"],
 }
 _HOME = {name: f"mixfed.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "ALGORITHMS", "Setup",
+    "ca2fl", "fedasync", "fedbuff",
     "center", "local_only", "transfer",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
+    "Search", "feddle", "fed_ft", "feddf", "hfcl",
     "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel",
     "Simulator", "Batching", "Checkpoints", "save_params",
     "Algorithm", "Message", "Reply", "Server", "Upload",
     "CentralData", "FederatedData", "load_source", "spread",
+    "Dropouts", "HalfNormal", "LogNormal", "Scripted", "SpeedClasses", "Trace",
     "InputError", "RunStopped", "LocalTrainer",
     "binary_cross_entropy", "cross_entropy", "squared_error",
     "evaluator", "Model", "Optimizer", "adagrad", "adam", "sgd", "yogi",
-    "Record", "Result", "run",
+    "Record", "Result", "run", "Schedule",
 ]  # fmt: skip
 
 

@@ -104,6 +104,9 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
 def build_schedule(recipe: Recipe) -> Schedule:
     """Who is asked, and when they report."""
     section = recipe.schedule
+    for name, option in parameters(DELAYS[section.delay]).items():
+        if option.required and name not in section.options:
+            raise InputError(f"The delay '{section.delay}' needs schedule.{name}.")
     delays = DELAYS[section.delay](**section.options)
     if section.speeds:
         delays = SpeedClasses(delays, section.speeds, section.shares)
