@@ -26,8 +26,11 @@ def beside_head(
 ) -> tuple[nn.Module, Criterion, Forward | None]:
     """The network with the recipe's auxiliary model, its loss, and how it is called."""
     how = recipe.auxiliary
+    whole = getattr(network, "takes_batch", False)  # a network of several inputs
     if how.kind == "none":
-        return network, criterion, None
+        return network, criterion, (lambda network, batch: network(batch)) if whole else None
+    if whole:
+        raise InputError(f"The network '{recipe.model.name}' cannot have an auxiliary model beside its head.")
     example = gather(scenario.clients, np.zeros(1, np.int64))
     classes = scenario.source.classes or 1
     if how.kind == "adversary":

@@ -121,7 +121,11 @@ def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients
                 continue
             x = leaves[t]
             width = rows[t].shape[1]
-            taken = x.new_zeros(len(clients) * width, *x.shape[1:]).index_copy_(0, flat[t], x.index_select(0, ids[t]))
+            taken = x.index_select(0, rows[t].view(-1))
+            if len(flat[t]) < len(taken):
+                spare = torch.ones(len(taken), dtype=torch.bool, device=x.device)
+                spare[flat[t]] = False
+                taken[spare] = 0
             taken = taken.view(len(clients), width, *x.shape[1:])
             sent[part][t] = taken if many else taken[0]
             down += len(ids[t]) * x[0].numel() * x.element_size()

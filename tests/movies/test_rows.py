@@ -210,6 +210,10 @@ def test_an_upload_that_is_not_finite_is_dropped_with_its_rows() -> None:
             lambda: compress(exchange_rows(fedavg(on_clients(model()))), upload={"delta": quantize(8)}),
             "cannot be compressed",
         ),
+        (
+            lambda: exchange_rows(compress(fedavg(on_clients(model())), upload={"delta": quantize(8)})),
+            "cannot be compressed",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(make: Callable[[], object], told: str) -> None:

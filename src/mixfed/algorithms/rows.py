@@ -44,6 +44,9 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     if algorithm.personal or algorithm.rows:
         raise InputError(f"The algorithm {algorithm.name} keeps models on clients or exchanges rows already.")
 
+    if algorithm.arrive is not Algorithm.arrive:
+        raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
+
     def broadcast(state: State, server: Server) -> dict[str, Message]:
         messages = algorithm.broadcast(state, server)
         server.notes[_TOLD] = messages

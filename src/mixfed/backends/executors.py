@@ -81,7 +81,8 @@ class Tally:
             values, tables = picked.apart(values)
             for leaves in tables.values():
                 for t, x in leaves.items():
-                    leaves[t] = _wide(x) * weights[t].view(-1, *(1,) * (x.ndim - 1)).to(x.dtype)
+                    wide = _wide(x)
+                    leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
             self._add_rows(picked.ids, weights, tables)
         self._accumulate({k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in values.items()})
 
@@ -182,7 +183,10 @@ def _one_client(
         message, batches, own_rows = picked.given(message), picked.batches, picked.ids
         tally.row_bytes_down += picked.bytes_down
         tally.upload_bytes += picked.bytes_of_ids
-    upload, private = algorithm.client(message, privates.get(plan.source, client, message.first), batches)
+    private = privates.get(plan.source, client, message.first)
+    if algorithm.model.has_convolutions:
+        private = {part: _channels_last(leaves) for part, leaves in private.items()}
+    upload, private = algorithm.client(message, private, batches)
     tally.upload_bytes += tree.nbytes(upload.values)
     tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight, own_rows), private)
 

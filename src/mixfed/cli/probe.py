@@ -36,6 +36,8 @@ def probe(recipe: Recipe, scenario: Scenario, rounds: int, repeats: int) -> tupl
     """The measurements for a recipe and the advice that follows from them."""
     if scenario.central is None:
         raise InputError(f"The recipe '{recipe.name}' has no central data, so there is nothing to mix and to probe.")
+    if recipe.regulariser.name != "none":
+        raise InputError(f"The recipe '{recipe.name}' mixes a regulariser; the probe compares gradients on data only.")
     setup = build_setup(recipe, scenario, build_model(recipe, scenario))
     with progress() as bar:
         task = bar.add_task("probe", total=rounds * repeats, told="")

@@ -6,17 +6,21 @@ from collections.abc import Callable
 
 from torch import nn
 
+from mixfed.models.bilstm import BiLSTM
 from mixfed.models.lenet import lenet5
 from mixfed.models.networks import CharacterGRU, cnn, linear, mlp
 from mixfed.models.recommender import DualEncoder
+from mixfed.models.vqa import QuestionAnswering
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
     "lenet5": lenet5,
+    "bilstm": BiLSTM,
+    "vqa": QuestionAnswering,
     "gru": CharacterGRU,
     "dual_encoder": DualEncoder,
 }
 
-__all__ = ["MODELS", "CharacterGRU", "DualEncoder", "cnn", "lenet5", "linear", "mlp"]
+__all__ = ["MODELS", "BiLSTM", "CharacterGRU", "DualEncoder", "QuestionAnswering", "cnn", "lenet5", "linear", "mlp"]

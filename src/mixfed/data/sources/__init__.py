@@ -9,6 +9,7 @@ from typing import Any
 from mixfed.data.sources import (
     adult,
     celeba,
+    chat_style,
     chat_wiki,
     cifar10,
     cifar100,
@@ -17,6 +18,7 @@ from mixfed.data.sources import (
     fashion_mnist,
     mnist,
     movielens,
+    vqa,
 )
 from mixfed.data.sources.base import Examples, Source, SourceInfo
 from mixfed.errors import InputError
@@ -26,6 +28,7 @@ __all__ = ["SOURCES", "Examples", "Source", "SourceInfo", "load_source"]
 SOURCES: dict[str, SourceInfo] = {
     "adult": SourceInfo(adult.load, adult.DESCRIPTION, adult.OBTAIN),
     "celeba": SourceInfo(celeba.load, celeba.DESCRIPTION, celeba.OBTAIN),
+    "chat-style": SourceInfo(chat_style.load, chat_style.DESCRIPTION, chat_style.OBTAIN),
     "chat-wiki": SourceInfo(chat_wiki.load, chat_wiki.DESCRIPTION, chat_wiki.OBTAIN),
     "cifar10": SourceInfo(cifar10.load, cifar10.DESCRIPTION, cifar10.OBTAIN),
     "cifar100": SourceInfo(cifar100.load, cifar100.DESCRIPTION, cifar100.OBTAIN),
@@ -35,6 +38,7 @@ SOURCES: dict[str, SourceInfo] = {
     "mnist": SourceInfo(mnist.load, mnist.DESCRIPTION, mnist.OBTAIN),
     "movielens": SourceInfo(movielens.load, movielens.DESCRIPTION, movielens.OBTAIN),
     "movielens-100k": SourceInfo(movielens.load_100k, movielens.DESCRIPTION_100K, movielens.OBTAIN),
+    "vqa": SourceInfo(vqa.load, vqa.DESCRIPTION, vqa.OBTAIN),
 }
 
 

@@ -1,0 +1,80 @@
+"""Visual question answering (VQA 2.0), read from its own files: questions, annotations and COCO images."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfed.data._arrays import Arrays
+from mixfed.data._files import reading
+from mixfed.data.prepare import Pixels
+from mixfed.data.sources.base import Source, find
+from mixfed.errors import InputError
+
+DESCRIPTION = "questions about images and the most frequent answers; VQA 2.0 on COCO images"
+WORDS = 10_000
+OBTAIN = "visualqa.org/download.html (questions, annotations and images of train2014 and val2014)"
+
+
+def load(folder: Path | None = None, size: int = 64, words: int = 16, answers: int = 1000, most: int = 0) -> Source:
+    """From ``vqa/v2_OpenEnded_mscoco_{train,val}2014_questions.json`` and the annotations
+    ``vqa/v2_mscoco_{train,val}2014_annotations.json`` and images ``vqa/{train,val}2014/COCO_{train,val}2014_*.jpg``.
+
+    ``x`` is the image, scaled to ``size`` × ``size``; ``question`` the first ``words`` words as numbers (0 pads, 1 is a
+    word that is rare in training); ``y`` one of the ``answers`` most frequent answers of the training part:
+    questions with other answers are left out. ``most`` limits the questions of each part, 0 takes all.
+    """
+    if min(size, words, answers) < 1 or most < 0:
+        raise InputError("size, words and answers must be at least 1")
+    parts = {name: _read(folder, file, most) for name, file in (("train", "train2014"), ("test", "val2014"))}
+    frequent = [a for a, _ in Counter(p["answer"] for p in parts["train"]).most_common(answers)]
+    counts = Counter(word for p in parts["train"] for word in p["words"])
+    usual = sorted(word for word, count in counts.most_common(WORDS - 2) if count > 1)
+    known = {word: number for number, word in enumerate(usual, start=2)}
+    arrays = {name: _arrays(found, frequent, known, size, words) for name, found in parts.items()}
+    return Source(
+        train=arrays["train"],
+        test=arrays["test"],
+        prepare=Pixels(),
+        classes=len(frequent),
+        natural_clients=None,
+        description=DESCRIPTION,
+        licence="annotations CC BY 4.0; images under Flickr's terms",
+        names={"y": tuple(frequent), "question": ("", "unknown", *known)},
+    )
+
+
+def _read(folder: Path | None, part: str, most: int) -> list[dict[str, Any]]:
+    asked = find(folder, OBTAIN, f"vqa/v2_OpenEnded_mscoco_{part}_questions.json")
+    told = find(folder, OBTAIN, f"vqa/v2_mscoco_{part}_annotations.json")
+    with reading(asked):
+        questions = json.loads(asked.read_text(encoding="utf-8"))["questions"]
+    with reading(told):
+        annotations = json.loads(told.read_text(encoding="utf-8"))["annotations"]
+        answer = {a["question_id"]: a["multiple_choice_answer"] for a in annotations}
+    found = []
+    for question in questions[: most or None]:
+        image = asked.parent / part / f"COCO_{part}_{question['image_id']:012d}.jpg"
+        words = re.findall(r"[a-z0-9']+", question["question"].lower())
+        found.append({"image": image, "words": words, "answer": answer[question["question_id"]]})
+    return found
+
+
+def _arrays(found: list[dict[str, Any]], frequent: list[str], known: dict[str, int], size: int, words: int) -> Arrays:
+    from PIL import Image
+
+    place = {answer: number for number, answer in enumerate(frequent)}
+    kept = [f for f in found if f["answer"] in place]
+    images = np.zeros((len(kept), 3, size, size), np.uint8)
+    text = np.zeros((len(kept), words), np.int64)
+    for number, f in enumerate(kept):
+        with reading(f["image"]), Image.open(f["image"]) as image:
+            images[number] = np.asarray(image.convert("RGB").resize((size, size))).transpose(2, 0, 1)
+        numbers = [known.get(word, 1) for word in f["words"][:words]]
+        text[number, : len(numbers)] = numbers
+    return {"x": images, "question": text, "y": np.array([place[f["answer"]] for f in kept], np.int64)}
