@@ -8,7 +8,7 @@ to the rows themselves: memory is atlas × model, nothing more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class Atlas:
             tables["rows"][place], tables["scales"][place] = row, scale
             tables["norms"][place] = torch.linalg.vector_norm(self._read(row, scale))
             tables["scores"][place], tables["born"][place] = _UNSEARCHED, float(round)
-        return replace(self, **tables), places
+        return Atlas(self.size, **tables), places
 
     def factors(self, *, normalise: bool = True) -> Tensor:
         """median(‖a‖)/‖aₘ‖ for each anchor; a zero anchor stays zero, and where the median is zero nothing changes."""
@@ -136,7 +136,7 @@ def flat(params: Params, names: tuple[str, ...]) -> Tensor:
 
 def added(params: Params, names: tuple[str, ...], vector: Tensor) -> Params:
     """The leaves with these names plus their parts of the vector."""
-    parts = vector.split([params[n].numel() for n in names])
+    parts = torch.split(vector, [params[n].numel() for n in names])
     return {n: params[n] + part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
 
 

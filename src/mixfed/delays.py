@@ -89,7 +89,8 @@ class SpeedClasses:
         shares = np.asarray(self.shares or [1.0] * len(self.factors))
         edges = np.cumsum(shares / shares.sum())[:-1]
         kind = np.searchsorted(edges, _uniform(seed, "speed", 0, source, clients), side="right")
-        return self.base(seed, round, source, clients) * np.asarray(self.factors)[kind]
+        factors: Delays = np.asarray(self.factors, np.float64)[kind]
+        return self.base(seed, round, source, clients) * factors
 
 
 @dataclass(frozen=True)

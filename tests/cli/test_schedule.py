@@ -29,7 +29,7 @@ def test_a_recipe_says_when_clients_report(tmp_path: Path) -> None:
             "schedule.speeds=[1.0, 3.0]",
             "schedule.late=use",
             "schedule.patience=30",
-        )  # fmt: skip
+        )
     )
     assert schedule.delays == Dropouts(SpeedClasses(HalfNormal(20.0), [1.0, 3.0], []), 0.1)
     assert (schedule.late, schedule.patience, schedule.cohort) == ("use", 30.0, 10)
