@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from mixfed.algorithms import ALGORITHMS, Setup
     from mixfed.algorithms.baselines import center, local_only, transfer
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
+    from mixfed.algorithms.local_global import local_global
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
+    from mixfed.algorithms.mtl import mtl
     from mixfed.backends.simulator import Simulator
     from mixfed.batches import Batching
     from mixfed.checkpoint import Checkpoints, save_params
@@ -32,7 +34,9 @@ _HOMES = {
     "algorithms": ["ALGORITHMS", "Setup"],
     "algorithms.baselines": ["center", "local_only", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
+    "algorithms.local_global": ["local_global"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
+    "algorithms.mtl": ["mtl"],
     "backends.simulator": ["Simulator"],
     "batches": ["Batching"],
     "checkpoint": ["Checkpoints", "save_params"],
@@ -52,7 +56,8 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "ALGORITHMS", "Setup",
     "center", "local_only", "transfer",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
-    "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel",
+    "local_global",
+    "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel", "mtl",
     "Simulator", "Batching", "Checkpoints", "save_params",
     "Algorithm", "Message", "Reply", "Server", "Upload",
     "CentralData", "FederatedData", "load_source", "spread",

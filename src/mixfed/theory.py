@@ -86,16 +86,12 @@ class Linear:
         data, true = self.draw(seed)
         model = Model(nn.Linear(self.dimension, 1, bias=False), squared_error, dtype=torch.float64)
         trainer = LocalTrainer(model, sgd(1 / self.kappa), Batching(0, steps=40, shuffle=False))
-        result = run(
-            local_only(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("loop")
-        )
+        result = run(local_only(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("loop"))
         assert result.privates is not None
         local = result.privates.gather(CLIENTS, range(self.devices))["params"]["weight"][:, 0].numpy()
         shared = local.mean(axis=0)
         x = generator(seed, "theory/test").uniform(-1, 1, (self.devices, self.test, self.dimension))
-        errors = [
-            np.square(np.einsum("mnd,md->mn", x, a * local + (1 - a) * shared - true)).mean() for a in alphas
-        ]
+        errors = [np.square(np.einsum("mnd,md->mn", x, a * local + (1 - a) * shared - true)).mean() for a in alphas]
         return np.array(errors)
 
 

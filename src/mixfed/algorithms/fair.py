@@ -94,9 +94,7 @@ class Minimax(LocalTrainer):
         round: int,
         correction: Params | None = None,
     ) -> tuple[Params, Tensor, Memory]:
-        gradient, value, _ = gradient_of(
-            lambda whole, batch: loss(fixed | whole, batch), moving, {}, batch, vectorised
-        )
+        gradient, value, _ = gradient_of(lambda whole, batch: loss(fixed | whole, batch), moving, {}, batch, vectorised)
         if self.clip is not None:
             gradient = clipped(gradient, self.clip)
         if correction is not None:
