@@ -60,3 +60,14 @@ def _picture(random: np.random.Generator, bright: bool) -> dict[str, bytes]:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "png")
     return {"bytes": stream.getvalue()}
+
+
+def write_movielens(folder: Path, file: str, between: str) -> None:
+    """Six people who rate five movies each."""
+    lines = [
+        between.join(map(str, (user, 1 + (7 * user + 3 * time) % 30, 4, 1000 + time)))
+        for user in range(1, 7)
+        for time in range(5)
+    ]
+    (folder / file).parent.mkdir()
+    (folder / file).write_text("\n".join(lines) + "\n")

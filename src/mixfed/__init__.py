@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
     from mixfed.algorithms.feddle import Search, feddle
     from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
+    from mixfed.algorithms.local_global import local_global
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
+    from mixfed.algorithms.mtl import mtl
     from mixfed.backends.simulator import Simulator
     from mixfed.batches import Batching
     from mixfed.checkpoint import Checkpoints, save_params
@@ -40,7 +42,9 @@ _HOMES = {
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
     "algorithms.feddle": ["Search", "feddle"],
     "algorithms.hybrid": ["fed_ft", "feddf", "hfcl"],
+    "algorithms.local_global": ["local_global"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
+    "algorithms.mtl": ["mtl"],
     "backends.simulator": ["Simulator"],
     "batches": ["Batching"],
     "checkpoint": ["Checkpoints", "save_params"],
@@ -64,7 +68,8 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "center", "local_only", "transfer",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
     "Search", "feddle", "fed_ft", "feddf", "hfcl",
-    "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel",
+    "local_global",
+    "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel", "mtl",
     "Simulator", "Batching", "Checkpoints", "save_params",
     "Algorithm", "Message", "Reply", "Server", "Upload",
     "CentralData", "FederatedData", "load_source", "spread",

@@ -40,7 +40,7 @@ def test_quantisation_errs_by_less_than_a_level(bits: int, values: np.ndarray) -
     codec = quantize(bits)
     encoded = codec.encode(x, torch.tensor(5))
     level = float(x["a"].abs().max()) / (2 ** (bits - 1) - 1)
-    assert torch.all((codec.decode(encoded, x)["a"] - x["a"]).abs() <= level * (1 + 1e-5))
+    assert torch.all((codec.decode(encoded, x)["a"] - x["a"]).abs() <= level * (1 + 1e-5) + 1e-37)
     assert tree.nbytes(encoded) == (len(values) if bits == 8 else -(-len(values) // 2)) + 4
 
 

@@ -75,6 +75,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     told = capsys.readouterr()
     assert stop.value.code == 2, told
     assert "Traceback" not in told.err
-    (sentence,) = [line for line in told.err.strip().splitlines() if not line.startswith("Executor: ")]
+    (sentence,) = [line for line in told.err.splitlines() if line and not line.startswith("Executor: ")]
     assert sentence.endswith((".", "?"))
     return sentence

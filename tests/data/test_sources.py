@@ -18,7 +18,7 @@ from mixfed.data import SOURCES, FederatedData, load_source
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources import faces
 from mixfed.errors import InputError
-from tests.tiny_sources import write_celeba, write_chat_wiki
+from tests.tiny_sources import write_celeba, write_chat_wiki, write_movielens
 
 random = np.random.default_rng(0)
 GREY = random.integers(0, 256, (7, 28, 28), np.uint8)
@@ -109,9 +109,16 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "faces": write_faces,
     "fashion-mnist": lambda folder: write_mnist(folder, "fashion-mnist"),
     "mnist": write_mnist,
+    "movielens": lambda folder: write_movielens(folder, "ml-1m/ratings.dat", "::"),
+    "movielens-100k": lambda folder: write_movielens(folder, "ml-100k/u.data", "\t"),
 }
 SMALL = {"chat-wiki": {"length": 10, "min_messages": 2}}
-FOLDERS = {"chat-wiki": "text", "celeba": "never damaged here, as it is Arrow's to read"}
+FOLDERS = {
+    "chat-wiki": "text",
+    "movielens": "half of its lines are a file as well, see tests/movies",
+    "movielens-100k": "the same",
+    "celeba": "never damaged here, as it is Arrow's to read",
+}
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -16,13 +16,13 @@ def execute(given: Given, *, to_json: bool) -> None:
     recipe = given.on(given.base())
     found = list(search(recipe, say=lambda text: stderr.print(f"Trying {text} …", style="dim")))
     table = Table(title=f"{recipe.name} · which layers are global · validation data · seed {recipe.seed}")
-    for heading in ("global layers", "parameters", "parameters sent", "accuracy local", "accuracy new"):
+    for heading in ("global layers", "parameters", "parameters sent", "accuracy local", "accuracy new", ""):
         table.add_column(heading, justify="right")
     best = max(found, key=lambda split: split.local + split.new)
     for split in found:
-        mark = " ← best of both tests" if split is best else ""
+        mark = "best of both" if split is best else ""
         name = f"{split.side} {split.layers}" if split.layers else "none"
-        table.add_row(name, f"{split.parameters:,}", f"{split.sent:,}", f"{split.local:.3f}", f"{split.new:.3f}{mark}")
+        table.add_row(name, f"{split.parameters:,}", f"{split.sent:,}", f"{split.local:.3f}", f"{split.new:.3f}", mark)
     stdout.print(table)
     if to_json:
         print(json.dumps([asdict(split) for split in found]))

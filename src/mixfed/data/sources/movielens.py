@@ -104,4 +104,4 @@ def windows(users: Ints, movies: Ints, history: int) -> tuple[Arrays, Ints]:
     label = np.flatnonzero((place > 0) & (np.repeat(sizes, sizes) >= SHORTEST))
     back = np.arange(-history, 0)
     seen = np.where(place[label, None] + back >= 0, movies[np.maximum(label[:, None] + back, 0)], -1)
-    return {"x": seen.astype(np.int32), "y": movies[label].astype(np.int32)}, users[label]
+    return {"x": seen.astype(np.int32), "y": movies[label].astype(np.int64)}, users[label]
