@@ -45,7 +45,7 @@ BAD_SETTINGS = {
     "data.held_out=0.2": "no people can be held out",
     "evaluate.on=validation": "data.validation",
     "device=nonsense": "device 'nonsense' cannot be used",
-    "evaluate.metrics=['auc']": "two labels",
+    "evaluate.metrics=['auc']": "AUC needs",
     "simulator.threads=-1": "at least 1",
 }
 
