@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .tools import TINY, WAIT, last_json, lines, mixfed, refused, start, wait_for
+from .tools import TINY, WAIT, here, last_json, lines, mixfed, refused, start, wait_for
 
 LEDGER = {"bytes_down", "bytes_up", "client_examples", "server_examples", "client_flops", "server_flops"}
 
@@ -38,7 +38,8 @@ def test_a_comparison_sums_up_its_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "client.learning_rate = 0.1" in refused(capsys, *changed)
     model = out / "fedavg-seed0" / "model.safetensors"
     before = model.stat().st_mtime_ns
-    again = last_json(mixfed(*command, "--algorithms", "fedavg,center", "--resume", "--json"))
+    here(*command, "--algorithms", "fedavg,center", "--resume")
+    again = json.loads((out / "comparison.json").read_text())
     assert list(again["algorithms"]) == ["fedavg", "center"]
     assert again["algorithms"]["fedavg"] == comparison["algorithms"]["fedavg"]
     assert model.stat().st_mtime_ns == before
@@ -59,7 +60,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     wait_for(lambda: lines(out / "transfer-seed0") >= 25, process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    mixfed(*command, "--out", out, "--resume")
-    mixfed("run", "digits", "--algorithm", "transfer", *options, "--out", tmp_path / "whole")
+    here(*command, "--out", out, "--resume")
+    here("run", "digits", "--algorithm", "transfer", *options, "--out", tmp_path / "whole")
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / "transfer-seed0" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

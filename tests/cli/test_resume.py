@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from .tools import WAIT, lines, mixfed, refused, start, wait_for
+from .tools import WAIT, here, lines, mixfed, refused, start, wait_for
 
 ROUNDS = 60
 RUN = [
@@ -19,19 +16,6 @@ RUN = [
     "--set", "checkpoint.every=7", "--set", "cohort=4", "--set", "client.momentum=0.5",
     "--set", "client.steps=0", "--set", "client.epochs=1",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """An uninterrupted run, by executor, made when first asked for."""
-
-    @cache
-    def run(executor: str) -> Path:
-        folder = tmp_path_factory.mktemp("whole") / executor
-        mixfed(*RUN, "--executor", executor, "--out", folder)
-        return folder
-
-    return run
 
 
 def same(one: Path, other: Path) -> None:
@@ -43,57 +27,57 @@ def same(one: Path, other: Path) -> None:
     assert first["metrics"] == second["metrics"]
 
 
-@pytest.mark.parametrize("executor", ["loop", "auto"])
-def test_kill_9_at_several_points(executor: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = [*RUN, "--executor", executor, "--out", folder]
-    for moment in (3, 18, 40):  # before the first checkpoint, and twice between two others
-        process = start(*command, *(["--resume"] if folder.exists() else []))
-        wait_for(lambda moment=moment: lines(folder) >= moment, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert not (folder / "result.json").exists(), "the run ended before it was killed"
-    mixfed(*command, "--resume")
-    same(folder, whole(executor))
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_finish_the_round(
-    sent: signal.Signals, code: int, whole: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = start(*RUN, "--executor", "loop", "--out", folder)
-    wait_for(lambda: lines(folder) >= 10, process)
+def stop_at(moment: int, sent: signal.Signals, command: list[str | Path], folder: Path) -> str:
+    """Starts or resumes the run, sends it a signal once it has reported ``moment`` rounds; what it then said."""
+    process = start(*command, *(["--resume"] if folder.exists() else []))
+    wait_for(lambda: lines(folder) >= moment, process)
     process.send_signal(sent)
     _, told = process.communicate(timeout=WAIT)
-    assert process.returncode == code, told
-    assert "go on with: mixfed run digits" in told
-    assert "--resume" in told
-    done = lines(folder)
-    assert f"round {done} of {ROUNDS}" in told
-    assert sorted((folder / "checkpoints").iterdir())[-1].name == f"round-{done:08d}.safetensors"
-    mixfed(*RUN, "--executor", "loop", "--out", folder, "--resume")
-    same(folder, whole("loop"))
+    assert process.returncode == (-9 if sent is signal.SIGKILL else 128 + sent), told
+    assert not (folder / "result.json").exists(), "the run ended before it was stopped"
+    return told
 
 
-def test_a_torn_checkpoint_is_passed_over(whole: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = start(*RUN, "--executor", "loop", "--out", folder)
-    wait_for(lambda: lines(folder) >= 25, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+def tear(folder: Path) -> None:
+    """What a crash of the machine may leave behind: a cut checkpoint, a half-written one, half a line."""
     newest = sorted((folder / "checkpoints").glob("round-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-50])
     (folder / "checkpoints" / ".round-00000099.safetensors.partial").write_bytes(b"half")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"round": 99, "lo')
-    mixfed(*RUN, "--executor", "loop", "--out", folder, "--resume")
-    same(folder, whole("loop"))
+
+
+def test_stopped_in_every_way(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [*RUN, "--executor", "loop", "--out", folder]
+    stop_at(3, signal.SIGKILL, command, folder)  # before the first checkpoint
+    for moment, sent in ((10, signal.SIGINT), (20, signal.SIGTERM)):
+        told = stop_at(moment, sent, command, folder)
+        done = lines(folder)
+        assert f"Stopped after round {done} of {ROUNDS}; go on with: mixfed run digits" in told
+        assert "--resume" in told
+        assert sorted((folder / "checkpoints").iterdir())[-1].name == f"round-{done:08d}.safetensors"
+    stop_at(32, signal.SIGKILL, command, folder)  # between two checkpoints
+    tear(folder)
+    stop_at(45, signal.SIGKILL, command, folder)
+    mixfed(*command, "--resume")
+    mixfed(*command[:-1], tmp_path / "whole")
+    same(folder, tmp_path / "whole")
+
+
+def test_kill_9_where_the_executor_is_chosen_by_timing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [*RUN, "--executor", "auto", "--out", folder]
+    for moment in (16, 40):
+        stop_at(moment, signal.SIGKILL, command, folder)
+    mixfed(*command, "--resume")
+    mixfed(*command[:-1], tmp_path / "whole")
+    same(folder, tmp_path / "whole")
 
 
 def test_more_rounds_can_be_added_and_nothing_else_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["run", "digits", "--executor", "loop", "--out", tmp_path / "run"]
-    mixfed(*short, "--rounds", "5", "--set", "evaluate.every=1")
+    here(*short, "--rounds", "5", "--set", "evaluate.every=1")
     for change in (
         ["--seed", "7"],
         ["--set", "client.learning_rate=0.3"],
@@ -102,9 +86,11 @@ def test_more_rounds_can_be_added_and_nothing_else_changed(tmp_path: Path, capsy
     ):
         assert "--resume cannot make it" in refused(capsys, *short, "--resume", *change)
     assert "already holds a run" in refused(capsys, *short, "--rounds", "5")
-    mixfed(*short, "--rounds", "9", "--resume")
-    mixfed(*short[:-1], tmp_path / "whole", "--rounds", "9", "--set", "evaluate.every=1")
+    here(*short, "--rounds", "9", "--resume")
+    here(*short[:-1], tmp_path / "whole", "--rounds", "9", "--set", "evaluate.every=1")
     same(tmp_path / "run", tmp_path / "whole")
     before = (tmp_path / "run" / "result.json").read_bytes()
-    assert "9 rounds" in mixfed(*short, "--resume").stdout  # finished: told again, not run again
+    capsys.readouterr()
+    here(*short, "--resume")  # finished: told again, not run again
+    assert "9 rounds" in capsys.readouterr().out
     assert (tmp_path / "run" / "result.json").read_bytes() == before

@@ -8,11 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from mixfed import recipe as recipes
 
-from .tools import TINY, environment, last_json, mixfed
+from .tools import TINY, environment, here, last_json, mixfed
 
 LEDGER = {"bytes_down", "bytes_up", "client_examples", "server_examples", "client_flops", "server_flops"}
 
@@ -42,8 +43,8 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
 
 def test_a_config_is_a_recipe_that_gives_the_same_model(tmp_path: Path) -> None:
     options = ["--algorithm", "fedadam", "--set", "algorithms.fedadam.learning_rate=0.05", "--executor", "vmap"]
-    mixfed("run", "digits", "--rounds", "3", *TINY, *options, "--out", tmp_path / "a")
-    mixfed("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
+    here("run", "digits", "--rounds", "3", *TINY, *options, "--out", tmp_path / "a")
+    here("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b")
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
@@ -60,8 +61,9 @@ def test_help_does_not_wait_for_torch() -> None:
     assert all(f" {command} " in told for command in ("run", "compare", "list", "data"))
 
 
-def test_data_prints_and_draws_who_holds_what(tmp_path: Path) -> None:
-    told = mixfed("data", "digits", "--plot", tmp_path / "holdings.png").stdout
+def test_data_prints_and_draws_who_holds_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here("data", "digits", "--plot", tmp_path / "holdings.png")
+    told = capsys.readouterr().out
     assert "50 clients" in told
     assert "centre" in told
     assert (tmp_path / "holdings.png").read_bytes().startswith(b"\x89PNG")

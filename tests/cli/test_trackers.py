@@ -12,7 +12,7 @@ from mixfed.errors import InputError
 from mixfed.folder import RunFolder
 from mixfed.trackers import TRACKERS
 
-from .tools import TINY, WAIT, lines, mixfed, start, wait_for
+from .tools import TINY, WAIT, here, lines, start, wait_for
 
 
 def interrupted_run(tracker: str, folder: Path) -> list[dict[str, float]]:
@@ -23,7 +23,7 @@ def interrupted_run(tracker: str, folder: Path) -> list[dict[str, float]]:
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=WAIT)
     assert process.returncode == 143, told
-    mixfed(*command, "--resume")
+    here(*command, "--resume")
     return RunFolder(folder).history()
 
 

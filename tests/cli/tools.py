@@ -67,6 +67,13 @@ def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+def here(*arguments: str | Path) -> None:
+    """Runs the command in this process, which saves the seconds that a new one takes to load PyTorch."""
+    with pytest.raises(SystemExit) as stop:
+        app([str(a) for a in arguments])
+    assert stop.value.code == 0
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The one sentence with which the command, run in this process, refuses; its exit code must be 2."""
     capsys.readouterr()
