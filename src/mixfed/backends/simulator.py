@@ -58,6 +58,7 @@ class Simulator:
         self._chunk = chunk
         self._pool = Pool(self.threads)
         self._chosen: dict[str, Execution] = {}
+        self._alone: set[str] = set()
         self._sent: dict[str, dict[int, _Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
@@ -75,6 +76,7 @@ class Simulator:
         self.algorithm, self.data, self.central = algorithm, data, central
         self.privates, self.seed, self.ledger = privates, seed, ledger
         self._chosen.clear()
+        self._alone.clear()
         self._sent.clear()
         self.dropped.clear()
 
@@ -183,7 +185,11 @@ class Simulator:
     def _how(self, message: Message, plan: Plan) -> Execution:
         if plan.source not in self._chosen:
             if self.executor == "auto" and len(plan) == 1:
-                return Execution("loop", 0, self.threads)  # leaves nothing to batch, and says nothing of other cohorts
+                loop = Execution("loop", 0, self.threads)
+                if plan.source not in self._alone:  # later cohorts may be larger, so nothing is chosen yet
+                    self.say(f"Executor: {loop}; a cohort of one client leaves nothing to batch.")
+                self._alone.add(plan.source)
+                return loop
             self._chosen[plan.source] = self._choose(message, plan)
         how = self._chosen[plan.source]
         if not how.chunk:
