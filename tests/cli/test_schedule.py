@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from mixfed.delays import Dropouts, HalfNormal, SpeedClasses, none
 from mixfed.errors import InputError
 from mixfed.experiment import build, build_scenario, build_schedule
 from mixfed.recipe import Recipe
+from mixfed.schedule import Joining
 
 
 def digits(*settings: str) -> Recipe:
     return recipes.resolve(recipes.override(recipes.load("digits"), settings))
 
 
-def test_a_recipe_says_when_clients_report(tmp_path: Path) -> None:
+def test_a_recipe_says_when_clients_report() -> None:
     assert build_schedule(digits()).delays is none
     schedule = build_schedule(
         digits(
@@ -38,8 +40,7 @@ def test_a_recipe_says_when_clients_report(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="half_normal"):
         digits("schedule.delay=half_norma")
     with pytest.raises(InputError, match="synchronous"):
-        build(digits("schedule.delay=half_normal", "schedule.sd=1", "data.joining.round=3", "rounds=5",
-                     "data.joining.train=50", "data.joining.test=10")).run()  # fmt: skip
+        replace(schedule, joining=Joining(3, 0.1))
 
 
 def test_the_centre_takes_its_examples_from_the_test_part_and_never_evaluates_on_them() -> None:
