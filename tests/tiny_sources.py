@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 ATTRIBUTES = ("Male", "Smiling", "Young")
 
@@ -32,9 +34,12 @@ def write_chat_wiki(folder: Path) -> None:
 
 def write_celeba(folder: Path) -> None:
     """Twelve celebrities of six images in train, three in valid and in test, and one with a single image in each."""
-    from datasets import Dataset, DatasetDict, Features, Image, Value
+    from datasets import Dataset, DatasetDict, Features, Value
+    from datasets import Image as ImageFeature
 
-    features = Features({"image": Image(), "celeb_id": Value("int64")} | {name: Value("bool") for name in ATTRIBUTES})
+    features = Features(
+        {"image": ImageFeature(), "celeb_id": Value("int64")} | {name: Value("bool") for name in ATTRIBUTES}
+    )
     random = np.random.default_rng(0)
 
     def split(people: list[int]) -> Dataset:
@@ -71,3 +76,20 @@ def write_movielens(folder: Path, file: str, between: str) -> None:
     ]
     (folder / file).parent.mkdir()
     (folder / file).write_text("\n".join(lines) + "\n")
+
+
+def write_vqa(folder: Path) -> None:
+    """Twelve images in train2014 and four in val2014, with the schema of VQA 2.0."""
+    draw = np.random.default_rng(0)
+    for part, count in (("train2014", 12), ("val2014", 4)):
+        (folder / "vqa" / part).mkdir(parents=True)
+        questions, annotations = [], []
+        for number in range(count):
+            colour = number % 2
+            pixels = np.clip(draw.normal(size=(20, 24, 3)) * 20 + [250 * colour, 40, 250 - 250 * colour], 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / "vqa" / part / f"COCO_{part}_{number:012d}.jpg")
+            asked = {"image_id": number, "question_id": 10 * number}
+            questions.append(asked | {"question": "What colour is the wall?"})
+            annotations.append(asked | {"multiple_choice_answer": ["blue", "red"][colour], "question_type": "what"})
+        (folder / "vqa" / f"v2_OpenEnded_mscoco_{part}_questions.json").write_text(json.dumps({"questions": questions}))
+        (folder / "vqa" / f"v2_mscoco_{part}_annotations.json").write_text(json.dumps({"annotations": annotations}))

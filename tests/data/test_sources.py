@@ -18,7 +18,7 @@ from mixfed.data import SOURCES, FederatedData, load_source
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources import faces
 from mixfed.errors import InputError
-from tests.tiny_sources import write_celeba, write_chat_wiki, write_movielens
+from tests.tiny_sources import write_celeba, write_chat_wiki, write_movielens, write_vqa
 
 random = np.random.default_rng(0)
 GREY = random.integers(0, 256, (7, 28, 28), np.uint8)
@@ -111,13 +111,20 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "mnist": write_mnist,
     "movielens": lambda folder: write_movielens(folder, "ml-1m/ratings.dat", "::"),
     "movielens-100k": lambda folder: write_movielens(folder, "ml-100k/u.data", "\t"),
+    "chat-style": write_chat_wiki,
+    "vqa": write_vqa,
 }
-SMALL = {"chat-wiki": {"length": 10, "min_messages": 2}}
+SMALL = {
+    "chat-wiki": {"length": 10, "min_messages": 2},
+    "chat-style": {"length": 8, "min_messages": 2},
+    "vqa": {"size": 16},
+}
 FOLDERS = {
     "chat-wiki": "text",
     "movielens": "half of its lines are a file as well, see tests/movies",
     "movielens-100k": "the same",
     "celeba": "never damaged here, as it is Arrow's to read",
+    "chat-style": "damaged as a file of chat-wiki",
 }
 
 

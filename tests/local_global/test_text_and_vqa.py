@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from mixfed import recipe as recipes
 from mixfed.checkpoint import Checkpoints
@@ -17,7 +14,7 @@ from mixfed.errors import InputError
 from mixfed.experiment import build
 from mixfed.models import BiLSTM
 from mixfed.models.vqa import QuestionAnswering, resnet18
-from tests.tiny_sources import write_chat_wiki
+from tests.tiny_sources import write_chat_wiki, write_vqa
 
 
 def recipe(name: str, folder: Path, *settings: str) -> recipes.Recipe:
@@ -41,23 +38,6 @@ def test_padding_does_not_change_what_the_bilstm_averages() -> None:
     network = BiLSTM(5, width=4, dense=[4]).eval()
     assert network(torch.tensor([[3, 4, 0, 0]])).shape == (1, 5)
     assert torch.isfinite(network(torch.zeros(1, 4, dtype=torch.long))).all()
-
-
-def write_vqa(folder: Path) -> None:
-    """Twelve images in train2014 and four in val2014, with the schema of VQA 2.0."""
-    draw = np.random.default_rng(0)
-    for part, count in (("train2014", 12), ("val2014", 4)):
-        (folder / "vqa" / part).mkdir(parents=True)
-        questions, annotations = [], []
-        for number in range(count):
-            colour = number % 2
-            pixels = np.clip(draw.normal(size=(20, 24, 3)) * 20 + [250 * colour, 40, 250 - 250 * colour], 0, 255)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / "vqa" / part / f"COCO_{part}_{number:012d}.jpg")
-            asked = {"image_id": number, "question_id": 10 * number}
-            questions.append(asked | {"question": "What colour is the wall?"})
-            annotations.append(asked | {"multiple_choice_answer": ["blue", "red"][colour], "question_type": "what"})
-        (folder / "vqa" / f"v2_OpenEnded_mscoco_{part}_questions.json").write_text(json.dumps({"questions": questions}))
-        (folder / "vqa" / f"v2_mscoco_{part}_annotations.json").write_text(json.dumps({"annotations": annotations}))
 
 
 def test_vqa_recipe(tmp_path: Path) -> None:
