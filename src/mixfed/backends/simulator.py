@@ -213,11 +213,13 @@ class Simulator:
             return loop
         remembered = _Remembered(self._signature(message, plan))
         known = remembered.load()
-        for how in (loop, *vmaps):
+        # One unit after another, with all cores inside each operator, beats the pool where operators are large.
+        candidates = list(dict.fromkeys([loop, *vmaps, *(replace(how, threads=1) for how in (loop, *vmaps))]))
+        for how in candidates:
             if known == str(how):
                 self.say(f"Executor: {how}, as timed earlier on this machine.")
                 return how
-        return self._timed(message, plan, [loop, *vmaps], remembered)
+        return self._timed(message, plan, candidates, remembered)
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
@@ -229,6 +231,8 @@ class Simulator:
             except InputError as error:
                 if how.name == "loop":
                     raise
+                if any(tried.name == "vmap" for tried in candidates[: candidates.index(how)]):
+                    continue  # said before
                 self.say(f"Executor: vmap cannot run this model ({str(error.__cause__ or error).splitlines()[0]}).")
                 continue
             took = []
