@@ -51,8 +51,8 @@ def test_the_readme_shows_that_example_and_every_method() -> None:
 
 
 def test_the_recipe_in_the_docs_is_one() -> None:
-    from mixfed import recipe as recipes
+    from mixfed import toml
 
     text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
-    recipe = recipes.resolve(tomllib.loads(text))
+    recipe = toml.resolve(tomllib.loads(text))
     assert recipe.published == {"fedavg": {"accuracy": 0.44}}

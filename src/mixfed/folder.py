@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.checkpoint import Checkpoints, save_params, write_atomically
 from mixfed.errors import InputError
 from mixfed.experiment import Experiment
@@ -49,7 +49,7 @@ class RunFolder:
 
     def stored(self) -> Recipe:
         """The recipe of the run in this folder."""
-        return recipes.resolve(self.stored_table())
+        return toml.resolve(self.stored_table())
 
     def stored_table(self) -> dict[str, Any]:
         """The recipe of the run in this folder, as a table."""

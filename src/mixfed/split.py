@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixfed.algorithms.local_global import global_layers, layers
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_model, build_scenario
-from mixfed.recipe import Recipe, resolve
+from mixfed.experiment import build, build_model
+from mixfed.recipe import Recipe
+from mixfed.toml import resolve
 
 METRIC = "accuracy"
 

@@ -8,36 +8,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.algorithms import ALGORITHMS
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_scenario
+from mixfed.experiment import build
 from mixfed.recipes import packaged
 
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_recipes_are_complete_and_come_back_from_toml(name: str) -> None:
-    recipe = recipes.resolve(recipes.load(name))
+    recipe = toml.resolve(toml.load(name))
     assert recipe.title
     assert recipe.name == name
-    assert recipes.resolve(tomllib.loads(recipe.toml())) == recipe
+    assert toml.resolve(tomllib.loads(recipe.toml())) == recipe
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_can_be_built_from_a_recipe_with_its_options_written_out(algorithm: str) -> None:
-    recipe = recipes.resolve(recipes.override(recipes.load("digits"), [f"algorithm={algorithm}"]))
-    again = recipes.resolve(tomllib.loads(recipe.toml()))
+    recipe = toml.resolve(toml.override(toml.load("digits"), [f"algorithm={algorithm}"]))
+    again = toml.resolve(tomllib.loads(recipe.toml()))
     assert again == recipe
     assert build(again).algorithm.name
 
 
 def test_settings_are_toml_values_or_else_text() -> None:
-    table = recipes.override(
-        recipes.load("digits"),
+    table = toml.override(
+        toml.load("digits"),
         ["rounds=7", "client.learning_rate=1", "model.hidden=[8, 4]", "client.nesterov=true", "client.momentum=0.9",
          "title=two words", 'paper="quoted = text"', "algorithms.fedprox.mu=0.5", "published.fedavg.accuracy=0.4"],
     )  # fmt: skip
-    recipe = recipes.resolve(table)
+    recipe = toml.resolve(table)
     assert recipe.rounds == 7
     assert recipe.client.learning_rate == 1.0
     assert isinstance(recipe.client.learning_rate, float)
@@ -50,29 +51,27 @@ def test_settings_are_toml_values_or_else_text() -> None:
 
 
 def test_another_choice_takes_its_former_options_along() -> None:
-    table = recipes.override(recipes.load("digits"), ["client.momentum=0.9", "client.weight_decay=0.1"])
-    recipe = recipes.resolve(recipes.override(table, ["client.optimizer=adam", "model.name=linear"]))
+    table = toml.override(toml.load("digits"), ["client.momentum=0.9", "client.weight_decay=0.1"])
+    recipe = toml.resolve(toml.override(table, ["client.optimizer=adam", "model.name=linear"]))
     assert "momentum" not in recipe.client.options
     assert recipe.client.options["weight_decay"] == 0.1
     assert recipe.client.options["betas"] == [0.9, 0.999]
     assert "hidden" not in recipe.model.options
     with pytest.raises(InputError, match="momentum"):
-        recipes.resolve(recipes.override(table, ["client.optimizer=adam", "client.momentum=0.5"]))
+        toml.resolve(toml.override(table, ["client.optimizer=adam", "client.momentum=0.5"]))
 
 
 def test_a_user_s_own_recipe_by_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("rounds = 3\n[client]\nsteps = 1\n[data.partition]\nclients = 5\n")
-    recipe = recipes.resolve(recipes.load(str(file)))
+    recipe = toml.resolve(toml.load(str(file)))
     assert (recipe.name, recipe.rounds, recipe.data.source) == ("mine", 3, "digits")
 
 
 def test_the_test_and_validation_examples_are_the_same_for_every_seed() -> None:
     settings = ["data.validation=0.25"]
-    table = recipes.load("digits")
-    one, two = (
-        build_scenario(recipes.resolve(recipes.override(table, [*settings, f"seed={seed}"]))) for seed in (0, 1)
-    )
+    table = toml.load("digits")
+    one, two = (build_scenario(toml.resolve(toml.override(table, [*settings, f"seed={seed}"]))) for seed in (0, 1))
     assert one.validation is not None
     assert two.validation is not None
     assert np.array_equal(one.test.arrays["x"], two.test.arrays["x"])
@@ -93,7 +92,7 @@ def write_faces(folder: Path, people: int = 30, each: int = 6) -> None:
 def test_smile_holds_people_out_and_groups_the_others(tmp_path: Path) -> None:
     write_faces(tmp_path)
     settings = [f"data.folder={tmp_path}", "data.validation=0.25", "cohort=4"]
-    scenario = build_scenario(recipes.resolve(recipes.override(recipes.load("smile"), settings)))
+    scenario = build_scenario(toml.resolve(toml.override(toml.load("smile"), settings)))
     assert scenario.central is not None
     assert scenario.validation is not None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mixfed import recipe as recipes
+from mixfed import toml
 
 from .tools import TINY, environment, here, last_json, mixfed
 
@@ -34,7 +34,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     assert history[-1] == result["metrics"]
     assert list(load_file(folder / "model.safetensors")) == ["1.bias", "1.weight", "3.bias", "3.weight"]
     config = tomllib.loads((folder / "config.toml").read_text())
-    assert recipes.resolve(config).table() == config
+    assert toml.resolve(config).table() == config
     assert (config["rounds"], config["seed"], config["cohort"]) == (4, 3, 3)
     assert "accuracy" in done.stdout
     assert str(Path("runs") / "digits-fedavg-seed3") in done.stdout

@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.data.images import images_like
+from mixfed.dealing import build_scenario
 from mixfed.delays import Dropouts, HalfNormal, SpeedClasses, none
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_scenario, build_schedule
+from mixfed.experiment import build, build_schedule
 from mixfed.recipe import Recipe
 from mixfed.schedule import Joining
 
 
 def digits(*settings: str) -> Recipe:
-    return recipes.resolve(recipes.override(recipes.load("digits"), settings))
+    return toml.resolve(toml.override(toml.load("digits"), settings))
 
 
 def test_a_recipe_says_when_clients_report() -> None:
@@ -86,13 +87,13 @@ def write_idx(folder: Path, name: str, count: int = 60) -> None:
 def test_data_of_another_source_guides_feddle_under_delay(tmp_path: Path) -> None:
     write_idx(tmp_path, "fashion-mnist")
     write_idx(tmp_path, "mnist")
-    table = recipes.override(
-        recipes.load("feddle-fashion-quick"),
+    table = toml.override(
+        toml.load("feddle-fashion-quick"),
         [f"data.folder={tmp_path}", "data.central.kind=other", "data.central.source=mnist", "data.central.examples=40",
          "data.partition.clients=12", "cohort=3", "rounds=4", "schedule.sd=1.0", "simulator.executor=loop",
          "algorithms.feddle.objective=out_of_domain", "algorithms.feddle.head_steps=3"],
     )  # fmt: skip
-    experiment = build(recipes.resolve(table))
+    experiment = build(toml.resolve(table))
     assert experiment.scenario.central is not None
     assert experiment.scenario.central.arrays["x"].shape == (40, 1, 28, 28)
     result = experiment.run()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.errors import InputError
 from mixfed.folder import RunFolder
 from mixfed.trackers import TRACKERS
@@ -54,4 +54,4 @@ def test_mlflow(tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(InputError, match=rf"mixfed\[{name}\]"):
-        TRACKERS[name](tmp_path, recipes.resolve(recipes.load("digits")), False)
+        TRACKERS[name](tmp_path, toml.resolve(toml.load("digits")), False)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from mixfed.cli.common import Given
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build_model, build_scenario
-from mixfed.recipe import Recipe, load, override, resolve
+from mixfed.experiment import build_model
+from mixfed.recipe import Recipe
+from mixfed.toml import load, override, resolve
 from tests.tiny_sources import write_chat_wiki
 
 RATES = {"client": {"learning_rate": 2.0}, "for": {"gradient_2way": {"client": {"learning_rate": 1.0}}}}

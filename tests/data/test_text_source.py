@@ -12,9 +12,10 @@ import pytest
 from mixfed.cli.holdings import holdings_table
 from mixfed.data import load_source
 from mixfed.data.sources.chat_wiki import VOCABULARY, encode
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_scenario
-from mixfed.recipe import resolve
+from mixfed.experiment import build
+from mixfed.toml import resolve
 from tests.tiny_sources import write_chat_wiki
 
 

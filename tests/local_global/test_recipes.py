@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.checkpoint import Checkpoints
 from mixfed.cli import app
 from mixfed.data.scenario import join_device, keep_own
@@ -19,6 +19,7 @@ from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.experiment import build
 from mixfed.models import lenet5, mlp
+from mixfed.recipe import Recipe
 from mixfed.schedule import Joining
 from mixfed.split import search
 
@@ -26,8 +27,8 @@ SMALL = ["rounds=6", "evaluate.every=3", "simulator.executor=loop", "client.epoc
 LG = "algorithms.lg_fedavg"
 
 
-def resolved(*settings: str, name: str = "lg-digits") -> recipes.Recipe:
-    return recipes.resolve(recipes.override(recipes.load(name), [*SMALL, *settings]))
+def resolved(*settings: str, name: str = "lg-digits") -> Recipe:
+    return toml.resolve(toml.override(toml.load(name), [*SMALL, *settings]))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "mtl", "lg_fedavg"])

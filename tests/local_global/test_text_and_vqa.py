@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed.checkpoint import Checkpoints
 from mixfed.data import load_source
 from mixfed.errors import InputError
 from mixfed.experiment import build
 from mixfed.models import BiLSTM
 from mixfed.models.vqa import QuestionAnswering, resnet18
+from mixfed.recipe import Recipe
 from tests.tiny_sources import write_chat_wiki, write_vqa
 
 
-def recipe(name: str, folder: Path, *settings: str) -> recipes.Recipe:
-    return recipes.resolve(recipes.override(recipes.load(name), [f"data.folder='{folder}'", *settings]))
+def recipe(name: str, folder: Path, *settings: str) -> Recipe:
+    return toml.resolve(toml.override(toml.load(name), [f"data.folder='{folder}'", *settings]))
 
 
 def test_text_recipe(tmp_path: Path) -> None:

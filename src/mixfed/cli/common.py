@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixfed import recipe as recipes
+from mixfed import toml
 from mixfed._schema import Table
 from mixfed.errors import InputError, RunStopped
 from mixfed.recipe import Recipe
@@ -65,7 +65,7 @@ class Given:
 
     def base(self) -> Table:
         """The recipe as it was written."""
-        return recipes.load(self.recipe)
+        return toml.load(self.recipe)
 
     def with_settings(self, settings: list[str]) -> Given:
         """The same with more settings, which those of the command line may overrule."""
@@ -79,12 +79,12 @@ class Given:
         They come after what the table says for the algorithm that they choose.
         """
         algorithm = self._set(table, more).get("algorithm", Recipe.algorithm)
-        return recipes.resolve(self._set(recipes.chosen(table, algorithm), more))
+        return toml.resolve(self._set(toml.chosen(table, algorithm), more))
 
     def _set(self, table: Table, more: Table) -> Table:
-        table = recipes.override(table, self.settings)
+        table = toml.override(table, self.settings)
         for key, value in (self.options | more).items():
-            recipes.set_key(table, key.split("."), value)
+            toml.set_key(table, key.split("."), value)
         return table
 
 

@@ -12,8 +12,9 @@ from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout
 from mixfed.cli.probe import predict
 from mixfed.cli.run import report_dropped, say_how_to_go_on
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiment import build, build_scenario
+from mixfed.experiment import build
 from mixfed.folder import RunFolder, result_json, run_in_folder
 from mixfed.recipe import Recipe
 from mixfed.report.comparison import compare_results

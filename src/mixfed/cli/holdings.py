@@ -10,7 +10,7 @@ from rich.table import Table
 from mixfed.cli.common import Given, stdout
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.experiment import build_scenario
+from mixfed.dealing import build_scenario
 
 MOST_LABELS = 20
 

@@ -9,8 +9,9 @@ from typing import Any
 from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, progress, stdout
 from mixfed.data.scenario import Scenario
+from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build_model, build_scenario, build_setup
+from mixfed.experiment import build_model, build_setup
 from mixfed.measure.advice import Advice, advise, as_json
 from mixfed.measure.dissimilarity import Dissimilarity, measure_dissimilarity
 from mixfed.recipe import Recipe

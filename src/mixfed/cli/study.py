@@ -11,8 +11,8 @@ from rich.table import Table
 from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, stdout
 from mixfed.cli.compare import numbers_of, train_in
+from mixfed.dealing import build_scenario
 from mixfed.errors import RunStopped
-from mixfed.experiment import build_scenario
 from mixfed.folder import RunFolder
 from mixfed.report.comparison import spread_of
 from mixfed.report.plot import plot_study

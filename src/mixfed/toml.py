@@ -1,0 +1,122 @@
+"""From a recipe's text and the user's ``key=value`` settings to a complete :class:`mixfed.recipe.Recipe`."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mixfed import _schema
+from mixfed._schema import Table
+from mixfed.algorithms import ALGORITHMS
+from mixfed.errors import InputError
+from mixfed.losses import CRITERIA
+from mixfed.measure.metrics import METRICS
+from mixfed.recipe import EVALUATION_SETS, Recipe
+from mixfed.recipes import packaged
+
+
+def resolve(table: Table) -> Recipe:
+    """The complete recipe of a table: every key checked, every default filled in."""
+    recipe = _schema.read(Recipe, chosen(table, table.get("algorithm", Recipe.algorithm)))
+    algorithm_named(recipe.algorithm)
+    given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
+    complete = {
+        name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
+        for name, options in given.items()
+    }
+    _schema.one_of(recipe.model.criterion, CRITERIA, "model.criterion")
+    for metric in recipe.evaluate.metrics:
+        _schema.one_of(metric, METRICS, "evaluate.metrics")
+    for part in recipe.evaluate.sets:
+        _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
+    return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+
+
+def algorithm_named(name: str) -> Any:
+    """The way the algorithm is made, or a sentence with the nearest name."""
+    if name not in ALGORITHMS:
+        raise InputError(f"There is no algorithm '{name}'; {_schema.suggestion(name, list(ALGORITHMS))}")
+    return ALGORITHMS[name].make
+
+
+def load(recipe: str) -> Table:
+    """The table of a packaged recipe by its name, or of a TOML file by its path."""
+    known = packaged()
+    if recipe in known:
+        return _parse(known[recipe], recipe)
+    path = Path(recipe)
+    if path.suffix != ".toml" and not path.is_file():
+        near = _schema.nearest(recipe, list(known))
+        raise InputError(
+            f"There is no recipe '{recipe}'; did you mean '{near}' (all: {', '.join(known)}), or the path of a .toml?"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The recipe {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return _parse(text, path.stem)
+
+
+def chosen(table: Table, algorithm: Any) -> Table:
+    """The table with the settings under ``for.<algorithm>`` in their places, and none for other algorithms."""
+    table = copy.deepcopy(table)
+    given = _schema.check(table.pop("for", {}), dict[str, dict[str, Any]], "for")
+    for name in given:
+        algorithm_named(name)
+    for parts, value in _leaves(given.get(algorithm, {})):
+        set_key(table, parts, value)
+    return table
+
+
+def _leaves(table: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield [*path, key], value
+
+
+def override(table: Table, settings: Iterable[str]) -> Table:
+    """The table with ``a.b=value`` settings applied; a value is read as TOML, or else taken as text.
+
+    Where a setting makes another choice (another optimizer, network or partitioner), the options of the former
+    choice that the new one does not have go with it.
+    """
+    table = copy.deepcopy(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{setting}'.")
+        set_key(table, parts, _value(text.strip()))
+    return table
+
+
+def set_key(table: Table, parts: list[str], value: Any) -> None:
+    """Sets one dotted key."""
+    node = table
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise InputError(f"'{part}' in '{'.'.join(parts)}' is a single value, not a section of the recipe.")
+    old = node.get(parts[-1])
+    node[parts[-1]] = value
+    _schema.drop_stale(Recipe, table, parts, old)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _parse(text: str, name: str) -> Table:
+    try:
+        return {"name": name} | tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The recipe '{name}' is not valid TOML: {error}.") from error
