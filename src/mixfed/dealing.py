@@ -40,7 +40,7 @@ def build_scenario(recipe: Recipe) -> Scenario:
         natural = data.partition.kind == "natural"
         train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
     on_clients, at_centre = _sides(recipe, train)
-    at_centre = of_test or at_centre
+    at_centre, of_centre = _kept_apart(recipe, of_test or at_centre)
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
     clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
     own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
@@ -55,7 +55,21 @@ def build_scenario(recipe: Recipe) -> Scenario:
         source=source,
         like_clients={name: _like_clients(recipe, sides) for name, sides in evaluation.items()},
         own=own,
+        of_centre=None if of_centre is None else CentralData(of_centre.arrays, source.prepare),
     )
+
+
+def _kept_apart(recipe: Recipe, at_centre: Examples | None) -> tuple[Examples | None, Examples | None]:
+    """What the centre trains on, and what it keeps apart of it to tune on."""
+    share = recipe.data.central.validation
+    if not share:
+        return at_centre, None
+    if at_centre is None or recipe.data.central.kind == "other":
+        raise InputError(
+            "data.central.validation keeps examples of the task at the centre apart, and the centre holds none."
+        )
+    (rest,), (kept,) = apart([at_centre], share, "the centre's validation", whole_people=False)
+    return rest, kept
 
 
 def _like_clients(recipe: Recipe, sides: list[Examples]) -> NDArray[np.bool_] | None:

@@ -215,6 +215,8 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
 def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
     if name != "local" and not recipe.data.joining.round:
         raise InputError(f"No device joins, so there is no evaluation set '{name}'; set data.joining.round.")
+    if recipe.evaluate.on == "centre":
+        raise InputError(f"The centre's examples belong to no client, so there is no evaluation set '{name}' of them.")
     if recipe.evaluate.on not in scenario.own:
         raise InputError(
             f"Clients have no {recipe.evaluate.on} examples of their own for the evaluation set '{name}';"

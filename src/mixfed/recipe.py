@@ -3,7 +3,9 @@
 Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``threads``,
 ``chunk``), because TOML has no null.
 
-A recipe may have settings that hold only for one algorithm: ``[for.gradient_2way.client] learning_rate = 1.0``.
+A recipe may have settings that hold only for one algorithm: ``[for.gradient_2way.client] learning_rate = 1.0``, and
+lists of settings to choose from for each, ``[tune.gradient_2way.client] learning_rate = [0.3, 1.0]``
+(:mod:`mixfed.tuning`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Central:
     without them), or ``examples`` of another ``source`` of images, made as large as the clients' (0: all).
 
     With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
+    ``validation`` is the share of the centre's examples that it keeps apart to tune on.
     """
 
     kind: Literal["none", "labels", "fraction", "people", "source", "test", "other"] = "none"
@@ -46,6 +49,7 @@ class Central:
     fraction: float = 0.0
     examples: int = 0
     source: str = ""
+    validation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,8 @@ EVALUATION_SETS = (
 
 @dataclass(frozen=True)
 class Evaluate:
-    """When, by what and on what the model is evaluated.
+    """When, by what and on what the model is evaluated: test examples, or to tune those of ``data.validation`` or
+    ``data.central.validation``.
 
     ``sets`` are parts of the test (or validation) examples: all, those of the kind (the labels, the source's side)
     that is on clients, those of the kind that is at the centre. ``local`` asks every client's own model about its own
@@ -194,7 +199,7 @@ class Evaluate:
 
     every: int = 10
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
-    on: Literal["test", "validation"] = "test"
+    on: Literal["test", "validation", "centre"] = "test"
     sets: list[str] = field(default_factory=lambda: ["all"])
 
 

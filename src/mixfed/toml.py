@@ -64,18 +64,40 @@ def load(recipe: str) -> Table:
 def chosen(table: Table, algorithm: Any) -> Table:
     """The table with the settings under ``for.<algorithm>`` in their places, and none for other algorithms."""
     table = copy.deepcopy(table)
-    given = _schema.check(table.pop("for", {}), dict[str, dict[str, Any]], "for")
-    for name in given:
-        algorithm_named(name)
-    for parts, value in _leaves(given.get(algorithm, {})):
+    table.pop("tune", None)
+    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for").get(algorithm, {})):
         set_key(table, parts, value)
     return table
 
 
-def _leaves(table: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+def by_algorithm(given: Any, key: str) -> dict[str, Table]:
+    """A part of a recipe that has a table for each of some algorithms."""
+    tables: dict[str, Table] = _schema.check(given, dict[str, dict[str, Any]], key)
+    for name in tables:
+        algorithm_named(name)
+    return tables
+
+
+def with_tuned(table: Table, file: Path) -> Table:
+    """The table with the settings for algorithms that a file of ``mixfed tune`` has, over the recipe's own."""
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"The tuned settings {file} cannot be read: {told}.") from error
+    if set(given) != {"for"}:
+        raise InputError(f"{file} is not a file of tuned settings, which has tables [for.ALGORITHM…] only.")
+    table = copy.deepcopy(table)
+    for parts, value in leaves(by_algorithm(given["for"], "for")):
+        set_key(table, ["for", *parts], value)
+    return table
+
+
+def leaves(table: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+    """The values of nested tables, each with its path."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield [*path, key], value
 
@@ -92,7 +114,7 @@ def override(table: Table, settings: Iterable[str]) -> Table:
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{setting}'.")
-        set_key(table, parts, _value(text.strip()))
+        set_key(table, parts, value_of(text.strip()))
     return table
 
 
@@ -108,7 +130,8 @@ def set_key(table: Table, parts: list[str], value: Any) -> None:
     _schema.drop_stale(Recipe, table, parts, old)
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A value as TOML has it, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

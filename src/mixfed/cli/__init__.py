@@ -29,6 +29,7 @@ Executor = Annotated[
     Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder to write to; a name under runs/ by default.", metavar="DIR")]
+Tuned = Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Json = Annotated[bool, typer.Option("--json", help="End with the result as one line of JSON.")]
 
@@ -51,6 +52,7 @@ def run_command(
     data: DataFolder = None,
     device: Device = None,
     executor: Executor = None,
+    tuned: Tuned = None,
     out: Out = None,
     resume: Resume = False,
     track: Annotated[
@@ -64,7 +66,7 @@ def run_command(
     with common.reported():
         given = common.Given(
             recipe, settings or [], algorithm=algorithm, rounds=rounds, seed=seed, data=data, device=device,
-            executor=executor,
+            executor=executor, tuned=tuned,
         )  # fmt: skip
         run.execute(given, out, resume=resume, track=track, as_json=json)
 
@@ -79,6 +81,7 @@ def compare_command(
     data: DataFolder = None,
     device: Device = None,
     executor: Executor = None,
+    tuned: Tuned = None,
     out: Out = None,
     resume: Resume = False,
     probe: Annotated[bool, typer.Option(help="Predict how mixed methods compare, beside what happened.")] = True,
@@ -88,7 +91,9 @@ def compare_command(
     from mixfed.cli import common, compare
 
     with common.reported():
-        given = common.Given(recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
+        given = common.Given(
+            recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor, tuned=tuned
+        )
         compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json, probe=probe)
 
 
@@ -133,6 +138,42 @@ def study_command(
         chosen = studies.load(study)
         given = common.Given(chosen.recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
         command.execute(given, chosen, seeds, out, to_json=json)
+
+
+@app.command("tune")
+def tune_command(
+    recipe: RecipeName,
+    algorithms: Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Values to try, for all algorithms or for one; may be repeated, and adds to the recipe's own [tune].",
+            metavar="[A:]KEY=V1,V2",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of each algorithm; as many as the smallest grid has by default.")
+    ] = None,
+    on: Annotated[str, typer.Option(help="What to score on.", metavar="validation|centre")] = "validation",
+    metric: Annotated[str | None, typer.Option(help="What to score by; accuracy by default.")] = None,
+    last: Annotated[int, typer.Option(help="The score is the best of so many last evaluations.")] = 5,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
+    settings: Settings = None,
+    rounds: Rounds = None,
+    data: DataFolder = None,
+    device: Device = None,
+    executor: Executor = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Choose settings of several algorithms with the same number of trials, never on test data; writes tuned.toml."""
+    from mixfed.cli import common, tune
+
+    with common.reported():
+        given = common.Given(recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
+        tune.execute(
+            given, algorithms, grid or [], seeds, out, trials=trials, on=on, metric=metric, last=last, to_json=json
+        )
 
 
 @app.command("split")

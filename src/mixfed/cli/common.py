@@ -56,9 +56,18 @@ def reported() -> Iterator[None]:
 class Given:
     """A recipe and the settings given with it on the command line."""
 
-    def __init__(self, recipe: str, settings: list[str], *, data: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        recipe: str,
+        settings: list[str],
+        *,
+        data: Path | None = None,
+        tuned: Path | None = None,
+        **options: Any,
+    ) -> None:
         self.recipe = recipe
         self.settings = settings
+        self.tuned = tuned
         self.options = {_KEYS.get(key, key): value for key, value in options.items() if value is not None}
         if data is not None:
             self.options["data.folder"] = str(data.resolve())
@@ -76,8 +85,10 @@ class Given:
     def on(self, table: Table, **more: Any) -> Recipe:
         """The complete recipe: a table with the settings, then the options, then ``more`` applied.
 
-        They come after what the table says for the algorithm that they choose.
+        They come after what the table, and a file of tuned settings over it, says for the algorithm that they choose.
         """
+        if self.tuned is not None:
+            table = toml.with_tuned(table, self.tuned)
         algorithm = self._set(table, more).get("algorithm", Recipe.algorithm)
         return toml.resolve(self._set(toml.chosen(table, algorithm), more))
 
@@ -89,6 +100,14 @@ class Given:
 
 
 _KEYS = {"executor": "simulator.executor"}
+
+
+def words(text: str, option: str) -> list[str]:
+    """Different names from text with commas between."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found or len(set(found)) < len(found):
+        raise InputError(f"{option} takes one or more different names with commas between, not '{text}'.")
+    return found
 
 
 class Interrupts:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import Progress
 
 from mixfed.checkpoint import write_atomically
-from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout
+from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout, words
 from mixfed.cli.probe import predict
 from mixfed.cli.run import report_dropped, say_how_to_go_on
 from mixfed.dealing import build_scenario
@@ -32,7 +32,7 @@ def execute(
 
     Where mixed methods are compared, what a short probe predicts is printed beside what happened.
     """
-    names, numbers = _words(algorithms, "--algorithms"), numbers_of(seeds)
+    names, numbers = words(algorithms, "--algorithms"), numbers_of(seeds)
     base = given.base()
     recipes = {(n, s): given.on(base, algorithm=n, seed=s) for s in numbers for n in names}
     first = next(iter(recipes.values()))
@@ -116,14 +116,7 @@ def train_in(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Inter
 
 def numbers_of(seeds: str) -> list[int]:
     """Seeds from text with commas between."""
-    return [_seed(word) for word in _words(seeds, "--seeds")]
-
-
-def _words(text: str, option: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or len(set(words)) < len(words):
-        raise InputError(f"{option} takes one or more different names with commas between, not '{text}'.")
-    return words
+    return [_seed(word) for word in words(seeds, "--seeds")]
 
 
 def _seed(text: str) -> int:

@@ -41,7 +41,10 @@ def holdings_table(name: str, scenario: Scenario) -> Table:
         f"{sizes.min():,} · {np.median(sizes):,.0f} · {sizes.max():,}",
         "",
     )
-    holders = {"centre": scenario.central, "validation": scenario.validation, "test": scenario.test}
+    holders = {
+        **{"centre": scenario.central, "centre, kept apart to tune on": scenario.of_centre},
+        **{"validation": scenario.validation, "test": scenario.test},
+    }
     for holder, data in holders.items():
         if data is not None:
             table.add_row(holder, f"{len(data):,}", _labels(data, words))

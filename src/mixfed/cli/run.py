@@ -89,7 +89,8 @@ def report_dropped(result: Result) -> None:
 def say_how_to_go_on(done: str) -> None:
     """The command that takes up an interrupted run."""
     words = ["mixfed", *sys.argv[1:]]
-    command = shlex.join(words if "--resume" in words else [*words, "--resume"])
+    by_itself = words[1:2] in (["study"], ["tune"])  # which take finished runs as they are
+    command = shlex.join(words if by_itself or "--resume" in words else [*words, "--resume"])
     stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)
 
 

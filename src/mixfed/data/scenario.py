@@ -48,7 +48,8 @@ class Scenario:
     """The data of one run.
 
     ``like_clients`` says of every "test" and "validation" example whether it is of the kind that clients hold,
-    where they and the centre hold different kinds. ``own`` has every client's own "test" and "validation" examples.
+    where they and the centre hold different kinds. ``own`` has every client's own "test" and "validation" examples,
+    ``of_centre`` what the centre keeps apart of its own to tune on.
     """
 
     clients: FederatedData
@@ -58,12 +59,14 @@ class Scenario:
     source: Source
     like_clients: dict[str, NDArray[np.bool_] | None] = field(default_factory=dict)
     own: dict[str, FederatedData] = field(default_factory=dict)
+    of_centre: CentralData | None = None
 
     def part(self, on: str, name: str) -> CentralData:
-        """Of the "test" or "validation" examples: all, those of the clients' kind, or those of the centre's."""
-        data = self.test if on == "test" else self.validation
+        """Of the "test", "validation" or "centre" examples: all, those of the clients' kind, or of the centre's."""
+        data = {"test": self.test, "validation": self.validation, "centre": self.of_centre}[on]
         if data is None:
-            raise InputError("There is no validation part to evaluate on; set data.validation to a share above 0.")
+            setting = "data.central.validation" if on == "centre" else "data.validation"
+            raise InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
         if name == "all":
             return data
         mask = self.like_clients.get(on)
