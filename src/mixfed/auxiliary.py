@@ -65,6 +65,7 @@ def against_adversary(recipe: Recipe, trainer: LocalTrainer) -> LocalTrainer:
         trainer.loss,
         strength=how.weight,
         pretrain=how.pretrain,
+        adversary_steps=how.steps,
     )
 
 

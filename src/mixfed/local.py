@@ -29,11 +29,20 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Part of a step: the weights of these names go down the gradient of this loss, while the others stand still."""
+
+    loss: Loss
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LocalTrainer:
     """x ← Optimizer(x, ∇loss(x; batch) + correction) over the batches of a round.
 
     ``clip`` bounds the norm of each step's gradient (before the correction, which is not the client's own).
     ``loss`` replaces the model's own loss, for a centre that minimises something else.
+    Training in which parts of the model play against each other says so in ``moves``.
     """
 
     model: Model
@@ -46,6 +55,10 @@ class LocalTrainer:
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
 
+    def moves(self, loss: Loss, round: int) -> list[Move]:
+        """What is done with every batch, one after the other: here, all weights go down the loss together."""
+        return [Move(loss, self.model.trainable)]
+
     def train(
         self,
         params: Params,
@@ -57,40 +70,44 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
-        if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd:
+        moves = self.moves(loss or self.loss or self.model.loss, round)
+        if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd and len(moves) == 1:
             return self._train_on_lookups(params, batches, round, correction)
-        loss = loss or self.loss or self.model.loss
         start = tree.cast(params, self.model.dtype)
         weights = {name: start[name] for name in self.model.trainable}
         buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
-        memory = self.optimizer.init(weights)
+        memories = {move.names: self.optimizer.init({n: weights[n] for n in move.names}) for move in moves}
         rate = self.optimizer.rate(round)
         total_loss: Tensor | float = 0.0
-        total_gradient: Params | None = None
+        total_gradient: Params = {}
         owned = False
         want_gradient = want_gradient and not self.optimizer.is_plain_sgd
         for batch, active in batches:
-            before = tree.clone(buffers) if active is not None else buffers
-            gradient, value, buffers = gradient_of(loss, weights, buffers, batch, batches.vectorised)
-            if self.clip is not None:
-                gradient = clipped(gradient, self.clip)
-            if want_gradient:
-                masked = gradient if active is None else tree.scale(gradient, active.to(value.dtype))
-                total_gradient = tree.add(total_gradient, masked) if total_gradient else masked
-            if correction is not None:
-                gradient = tree.add(gradient, correction)
-            direction, remembered = self.optimizer.direction(gradient, memory, weights)
-            if active is not None:
-                moved = tree.add(weights, direction, -rate)
-                weights = tree.where(active, moved, weights)
-                memory = tree.where(active, remembered, memory)
-                buffers = tree.where(active, buffers, before)
-                value = value * active
-            else:
-                weights, memory = _move(weights, direction, -rate, in_place=owned), remembered
-                owned = True
+            for move in moves:
+                before = tree.clone(buffers) if active is not None else buffers
+                moving, memory = {n: weights[n] for n in move.names}, memories[move.names]
+                held = _holding(move.loss, {n: w for n, w in weights.items() if n not in moving})
+                gradient, value, buffers = gradient_of(held, moving, buffers, batch, batches.vectorised)
+                if self.clip is not None:
+                    gradient = clipped(gradient, self.clip)
+                if want_gradient:
+                    masked = gradient if active is None else tree.scale(gradient, active.to(value.dtype))
+                    total_gradient |= tree.add(masked, total_gradient)
+                if correction is not None:
+                    gradient = tree.add(gradient, correction)
+                direction, remembered = self.optimizer.direction(gradient, memory, moving)
+                if active is not None:
+                    weights |= tree.where(active, tree.add(moving, direction, -rate), moving)
+                    memories[move.names] = tree.where(active, remembered, memory)
+                    buffers = tree.where(active, buffers, before)
+                    value = value * active
+                else:
+                    weights |= _move(moving, direction, -rate, in_place=owned)
+                    memories[move.names] = remembered
+            owned = active is None
             total_loss = total_loss + value
-        return Trained(weights | buffers, torch.as_tensor(total_loss / batches.steps), batches.steps, total_gradient)
+        mean_loss = torch.as_tensor(total_loss / batches.steps)
+        return Trained(weights | buffers, mean_loss, batches.steps, total_gradient or None)
 
     def _train_on_lookups(self, params: Params, batches: Batches, round: int, correction: Params | None) -> Trained:
         """Plain SGD where tables are only looked up: a step reads and writes the rows of its own batch.
@@ -172,6 +189,11 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
         return loss(params, batch) + 0.5 * mu * distance
 
     return wrapped
+
+
+def _holding(loss: Loss, fixed: Params) -> Loss:
+    """The loss as a function of the other parameters alone."""
+    return (lambda params, batch: loss(fixed | params, batch)) if fixed else loss
 
 
 def _places_of(tables: Mapping[str, tuple[str, ...]], batch: Batch) -> tuple[Params, Batch]:

@@ -108,7 +108,8 @@ class Auxiliary:
     """A model beside the network's head that looks at the representation after ``layers`` layers.
 
     Its loss counts with ``weight``. An adversary reads protected attributes, and ``weight`` is λ of the minimax, which
-    begins after ``pretrain`` rounds. The parameters are named ``encoder.``, ``head.`` and ``auxiliary.``.
+    begins after ``pretrain`` rounds and has ``steps`` of the adversary for each of its opponent's. The parameters are
+    named ``encoder.``, ``head.`` and ``auxiliary.``.
     """
 
     kind: Literal["none", "supervised", "autoencoder", "rotation", "jigsaw", "adversary"] = "none"
@@ -117,6 +118,7 @@ class Auxiliary:
     hidden: list[int] = field(default_factory=list)
     dropout: float = 0.0
     pretrain: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mixfed.algorithms.fair import Minimax
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
 from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
+from mixfed.batches import Batching, plan_cohort
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.losses import binary_cross_entropy, squared_error
@@ -44,16 +44,17 @@ def test_a_minimax_step_by_hand(executor: str) -> None:
     # ∂ℓ = −1·g·x − λ·(−0.45)·a·x = −2 + 2·0.45·0.55 = −1.505, ℓ ← 1.1505.
     # ∂g = −1·h = −1, g ← 2.1.
     # While pre-training (λ = 0): ∂ℓ = −2, ℓ ← 1.2.
+    # With two steps of the adversary: a ← 0.55 + 0.1·0.45 = 0.595, ∂ℓ = −2 + 2·0.405·0.595 = −1.51805, ℓ ← 1.151805.
     module = Parts(linear(1.0), linear(2.0), linear(0.5), squared_adversary)
     model = Model(module, first_only(squared_error), forward=lambda m, batch: m(batch), dtype=torch.float64)
     data = FederatedData.from_datasets([{"x": np.ones((1, 1)), "y": np.full(1, 3.0), "protected": np.ones((1, 1))}] * 2)
-    for pretrain, local in ((0, 1.1505), (1, 1.2)):
-        trainer = Minimax(model, sgd(0.1), Batching(0, steps=1), strength=2.0, pretrain=pretrain)
+    for pretrain, steps, local, against in ((0, 1, 1.1505, 0.55), (1, 1, 1.2, 0.55), (0, 2, 1.151805, 0.595)):
+        trainer = Minimax(model, sgd(0.1), Batching(0, steps=1), strength=2.0, pretrain=pretrain, adversary_steps=steps)
         algorithm = local_global(fedavg(trainer), named(["head."]))
         result = run(algorithm, data, rounds=1, cohort=2, backend=Simulator(executor))
         for _, private in result.privates.items("clients"):  # type: ignore[union-attr]
             assert float(private["local"]["encoder.weight"]) == pytest.approx(local, abs=1e-12)
-            assert float(private["local"]["auxiliary.weight"]) == pytest.approx(0.55, abs=1e-12)
+            assert float(private["local"]["auxiliary.weight"]) == pytest.approx(against, abs=1e-12)
         assert float(result.params["head.weight"]) == pytest.approx(2.1, abs=1e-12)
         assert result.ledger["bytes_up"] == 2 * 8
 
@@ -88,6 +89,18 @@ def test_executors_agree() -> None:
             torch.testing.assert_close(x, b[1]["local"][name], rtol=2e-5, atol=2e-6)
 
 
+def test_the_gradient_to_share_is_the_one_that_every_part_followed() -> None:
+    """The first step of momentum SGD is η·g, so that every leaf has moved by −η times its part of the sum."""
+    trainer = Minimax(fair_model(), sgd(0.1, momentum=0.5), Batching(0, steps=1), strength=2.0)
+    start = trainer.model.initial()
+    batches = plan_cohort("clients", census(), np.arange(3), trainer.batching, 0, 0).client(0)
+    end = trainer.train(start, batches, want_gradient=True)
+    assert end.gradient_sum is not None
+    assert end.gradient_sum.keys() == start.keys()
+    for name, g in end.gradient_sum.items():
+        torch.testing.assert_close(start[name] - 0.1 * g, end.params[name])
+
+
 def test_a_fresh_adversary_reads_what_was_not_hidden() -> None:
     data = census()
     trainer = Minimax(fair_model(), sgd(0.1), Batching(16, epochs=1), strength=0.0)
@@ -118,5 +131,7 @@ def test_refusals() -> None:
         Minimax(plain, sgd(0.1), Batching(1, steps=1))
     with pytest.raises(InputError, match="cannot be negative"):
         Minimax(fair_model(), sgd(0.1), Batching(1, steps=1), strength=-1.0)
+    with pytest.raises(InputError, match="1 or more steps"):
+        Minimax(fair_model(), sgd(0.1), Batching(1, steps=1), adversary_steps=0)
     with pytest.raises(InputError, match="name attributes in data"):
         parity_gap({"scores": np.ones(2), "y": np.ones(2)})
