@@ -110,6 +110,11 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
     "parallel, head global": on(lambda s: local_global(parallel(s.population(), s.central_source()), head)),
     "gradient_1way, head global": on(lambda s: local_global(gradient_1way(s.population(), s.central_source()), head)),
     "gradient_2way, head global": on(lambda s: local_global(gradient_2way(s.population(), s.central_source()), head)),
+    "fedasync, head global": on(lambda s: local_global(ALGORITHMS["fedasync"].make(s), head)),
+    "fedbuff, head global, warm start": on(lambda s: local_global(ALGORITHMS["fedbuff"].make(s), head, warm_start=3)),
+    "ca2fl, head global, warm start": on(lambda s: local_global(ALGORITHMS["ca2fl"].make(s), head, warm_start=3)),
+    "hfcl, head global": on(lambda s: local_global(ALGORITHMS["hfcl"].make(s), head)),
+    "feddle, head global, warm start": on(lambda s: local_global(ALGORITHMS["feddle"].make(s), head, warm_start=3)),
     "fedavg, head global, 8-bit uploads": on(
         lambda s: compress(local_global(fedavg(s.client), head), upload={"delta": quantize(8)}, error_feedback=True)
     ),

@@ -19,7 +19,7 @@ from mixfed.algorithms.mixed import gradient_2way, parallel
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.core import Algorithm, Message, Private, Reply, Server, Upload
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
@@ -167,6 +167,49 @@ def test_two_way_transfer_touches_only_what_travels() -> None:
     assert not torch.equal(result.params["0.weight"], s.client.model.initial()["0.weight"])
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff", "ca2fl", "feddle"])
+def test_what_comes_late_from_the_warm_start_counts_without_its_local_part(name: str) -> None:
+    algorithm = local_global(ALGORITHMS[name].make(setup()), head, warm_start=2)
+    start = algorithm.model.initial()
+    late = Reply({"delta": {n: torch.full_like(x, 0.1) for n, x in start.items()}}, 1.0, (0,), staleness=1)
+    for at in (1, 2):
+        server = Server(at, 0, algorithm.model, {"centre": CENTRAL}, clients={"clients": 20})
+        params = algorithm.step(algorithm.init(start), [late], server)["params"]
+        moved = {n for n, x in params.items() if not torch.equal(x, start[n])}
+        assert moved == {n for n in start if head(n) or at < 2}
+
+
+def test_hfcl_keeps_the_local_part_of_the_server_to_itself() -> None:
+    """FedBuff divides by two replies, so the head moves by half of both; the centre's own layer by its whole change."""
+    s = setup()
+    algorithm = local_global(ALGORITHMS["hfcl"].make(s), head)
+    start = algorithm.model.initial()
+    server = Server(0, 0, algorithm.model, {"centre": CENTRAL})
+    centre = server.train(s.at_centre(), start).params
+    reply = Reply({"delta": {n: torch.full_like(x, 0.2) for n, x in start.items() if head(n)}}, 1.0, (0,))
+    params = algorithm.step(algorithm.init(start), [reply], server)["params"]
+    for n, x in start.items():
+        torch.testing.assert_close(params[n], x + (0.2 + centre[n] - x) / 2 if head(n) else centre[n])
+
+
+def test_clients_that_send_models_keep_where_they_ended() -> None:
+    """With α = 1 and one client, FedAsync's model is the client's: the same rounds as Local only."""
+    data = FEDERATED.select([0])
+    mixed = run(local_global(ALGORITHMS["fedasync"].make(setup(), alpha=1.0), head), data, rounds=3, cohort=1)
+    alone = run(local_only(setup().client), data, rounds=3, cohort=1)
+    for result in (mixed, alone):
+        assert result.privates is not None
+    own = mixed.params | mixed.privates.get("clients", 0)["local"]
+    for n, x in alone.privates.get("clients", 0)["params"].items():
+        torch.testing.assert_close(own[n], x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["local", "mtl"])
+def test_a_base_that_sends_no_parameters_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="choose another base"):
+        train(local_global(ALGORITHMS[name].make(setup()), head), rounds=1)
+
+
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("warm_start", [0, 2])
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -196,9 +239,9 @@ def test_compressed_outside() -> None:
     plain = train(local_global(fedavg(setup().client), head))
     small = train(algorithm)
     assert small.ledger["bytes_up"] < 0.4 * plain.ledger["bytes_up"]
-    with pytest.raises(InputError, match="compress the result instead"):
+    with pytest.raises(InputError, match="put compression around local_global"):
         train(local_global(compress(fedavg(setup().client), message={"params": quantize(8)}), head))
-    with pytest.raises(InputError, match="keep a part of at home"):
+    with pytest.raises(InputError, match="of which a part could stay at home"):
         train(local_global(compress(fedavg(setup().client), upload={"delta": quantize(8)}), head))
 
 

@@ -109,10 +109,10 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
         news: list[Params] = []
         for reply in replies:
             update, client = reply.values["delta"], str(reply.clients[0])
-            before = {n: x.to(update[n].device) for n, x in cache.get(client, {}).items()}
+            before = {n: x.to(update[n].device) for n, x in cache.get(client, {}).items() if n in update}
             news.append(tree.sub(update, before) if before else update)
             cache[client] = {n: x.cpu() for n, x in update.items()}
-        calibrated = tree.combine([mean, *news], [1.0, *[1.0 / len(replies)] * len(replies)])
+        calibrated = tree.combine([*news, mean], [*[1.0 / len(replies)] * len(replies), 1.0])
         mean = tree.combine([mean, *news], [1.0, *[1.0 / server.clients[CLIENTS]] * len(replies)])
         return moved(base, optimizer, state, calibrated, server) | {"mean": mean, "cache": cache}
 

@@ -107,7 +107,8 @@ def feddle(
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
-        updates = [flat(core.as_server_copy(r.values["delta"], params), names) for r in replies]
+        unmoved = tree.zeros(model.trained(params))  # for leaves that clients keep to themselves
+        updates = [flat(unmoved | core.as_server_copy(r.values["delta"], params), names) for r in replies]
         anchors, places = Atlas(**state["atlas"]).with_updates(updates, server.round, by_score=search.by_score)
         factors = anchors.factors(normalise=search.normalise)
         given = coefficients_of(replies)

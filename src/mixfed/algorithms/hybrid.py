@@ -38,7 +38,7 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
     """HFCL (Elbir et al., 2022): the server's data is one more client, which is asked in every round and never late.
 
     Its update counts as one client's (as FedBuff weighs clients), or with ``by_examples`` by the examples it processed
-    (as FedAvg does).
+    (as FedAvg does). Where clients keep part of the model to themselves, so does the server.
     """
     _same_model(base, centre)
 
@@ -47,7 +47,9 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
         end = core.as_server_copy(server.train(centre, params).params, params)
         weight = float(server.batches(centre.batching).examples) if by_examples else 1.0
         own = Reply({"delta": core.change(base.model, params, end)}, weight, (), CENTRE)
-        return base.step(state, [*replies, own], server)
+        after = base.step(state, [*replies, own], server)
+        shared = replies[0].values["delta"] if replies else own.values["delta"]
+        return after | {"params": after["params"] | {n: end[n] for n in own.values["delta"] if n not in shared}}
 
     return replace(base, name="hfcl", step=step, buffer=0, steps_alone=True, row_wise=False)
 

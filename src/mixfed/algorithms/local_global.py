@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mixfed import tree
 from mixfed.batches import Batches
-from mixfed.core import Algorithm, Message, Private, Server, State, Upload
+from mixfed.core import Algorithm, Message, Private, Reply, Server, State, Upload
 from mixfed.errors import InputError
 from mixfed.model import Model
 from mixfed.tree import Params
@@ -51,7 +51,8 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
             whole = message.payload.get("params", {})
             if not set(local) <= set(whole):
                 raise InputError(
-                    f"{base.name} sends no plain parameters to keep a part of at home; compress the result instead."
+                    f"{base.name} sends its clients no plain parameters of which a part could stay at home;"
+                    " choose another base, and put compression around local_global."
                 )
             payload = {name: travelling(leaves) for name, leaves in message.payload.items()}
             sent[source] = replace(message, payload=payload, first={LOCAL: own(whole)} if warm_start else message.first)
@@ -64,11 +65,13 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         whole = message.payload | {"params": message["params"] | mine}
         kept = {part: leaves for part, leaves in private.items() if part != LOCAL}
         upload, kept = base.client(replace(message, payload=whole), kept, batches)
-        if not set(local) <= set(upload.values.get("delta", {})):
-            raise InputError(f"{base.name} uploads no plain change of the parameters to keep a part of at home.")
-        trained = {n: mine[n] + upload.values["delta"][n] for n in local}
         values = {name: travelling(leaves) for name, leaves in upload.values.items()}
-        return Upload(values, upload.weight), kept | {LOCAL: trained}
+        return Upload(values, upload.weight), kept | {LOCAL: _trained(base, mine, upload)}
+
+    def step(state: State, replies: Sequence[Reply], server: Server) -> State:
+        if server.round >= warm_start:  # what comes late from the warm start still has the local part
+            replies = [replace(r, values={name: travelling(v) for name, v in r.values.items()}) for r in replies]
+        return base.step(state, replies, server)
 
     def private(params: Params) -> Private:
         return base.private(params) | ({} if warm_start else {LOCAL: own(params)})
@@ -81,6 +84,7 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         base,
         name=f"lg_{base.name}",
         broadcast=broadcast,
+        step=step,
         client=client,
         private=private,
         personal=personal,
@@ -104,6 +108,19 @@ def global_layers(model: Model, count: int, side: str = "last") -> Callable[[str
 def named(prefixes: Sequence[str]) -> Callable[[str], bool]:
     """Whether a parameter's name begins with one of these."""
     return lambda name: name.startswith(tuple(prefixes))
+
+
+def _trained(base: Algorithm, start: Params, upload: Upload) -> Params:
+    """Where training ended on these leaves, from an upload of the whole model's change or of the model itself."""
+    model, delta = upload.values.get("model", {}), upload.values.get("delta", {})
+    if start.keys() <= model.keys():
+        return {n: model[n] for n in start}
+    if start.keys() <= delta.keys():
+        return {n: x + delta[n] for n, x in start.items()}
+    raise InputError(
+        f"The clients of {base.name} upload no plain change of the parameters of which a part could stay at home;"
+        " choose another base, and put compression around local_global."
+    )
 
 
 def _local_names(model: Model, is_global: Callable[[str], bool]) -> tuple[str, ...]:
