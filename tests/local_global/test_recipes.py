@@ -83,11 +83,33 @@ def test_every_split_is_tried() -> None:
         next(search(resolved("data.validation=0.0")))
 
 
-def test_split_command() -> None:
+def test_split_command_and_run_with_split_search() -> None:
     small = [option for setting in [*SMALL, "rounds=1", f"{LG}.warm_start=0"] for option in ("--set", setting)]
-    done = CliRunner().invoke(app, ["split", "lg-digits", *small, "--json"])
-    assert done.exit_code == 0, done.output
-    assert len(json.loads(done.output.splitlines()[-1])) == 6
+    found = []
+    for command in (["split", "lg-digits"], ["run", "lg-digits", "--split-search"]):
+        done = CliRunner().invoke(app, [*command, *small, "--json"])
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.output.splitlines()[-1]))
+    assert len(found[0]) == 6
+    assert found[0] == found[1]
+
+
+def test_compare_shows_what_the_new_test_would_send_once(tmp_path: Path) -> None:
+    small = [option for setting in [*SMALL, "rounds=1", f"{LG}.warm_start=0"] for option in ("--set", setting)]
+    for algorithms, shown in (("fedavg", False), ("fedavg,lg_fedavg", True)):
+        out = ["--out", str(tmp_path / algorithms)]
+        done = CliRunner().invoke(app, ["compare", "lg-digits", "--algorithms", algorithms, *small, *out])
+        assert done.exit_code == 0, done.output
+        assert ("bytes once" in done.output) == shown
+
+
+@pytest.mark.parametrize(
+    ("option", "told"), [(["--resume"], "--resume"), (["--out", "x"], "--out"), (["--algorithm", "mtl"], "lg_fedavg")]
+)
+def test_split_search_refuses_what_it_cannot_heed(option: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["run", "lg-digits", "--split-search", *option])
+    assert done.exit_code == 2
+    assert told in done.output
 
 
 def pictures(n: int) -> dict[str, np.ndarray]:

@@ -58,17 +58,23 @@ def run_command(
     track: Annotated[
         Literal["tensorboard", "mlflow"] | None, typer.Option(help="Also report to a tracker, inside the run folder.")
     ] = None,
+    split_search: Annotated[
+        bool, typer.Option("--split-search", help="Instead try which layers should be global, as 'mixfed split' does.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train one recipe with one algorithm, and write a run folder."""
-    from mixfed.cli import common, run
+    from mixfed.cli import common, run, split
 
     with common.reported():
         given = common.Given(
             recipe, settings or [], algorithm=algorithm, rounds=rounds, seed=seed, data=data, device=device,
             executor=executor, tuned=tuned,
         )  # fmt: skip
-        run.execute(given, out, resume=resume, track=track, as_json=json)
+        if split_search:
+            split.in_place_of_run(given, to_json=json, algorithm=algorithm, out=out, resume=resume, track=track)
+        else:
+            run.execute(given, out, resume=resume, track=track, as_json=json)
 
 
 @app.command("compare")

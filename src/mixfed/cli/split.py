@@ -1,13 +1,15 @@
-"""``mixfed split``: which layers of a model should be global."""
+"""``mixfed split`` and ``mixfed run --split-search``: which layers of a model should be global."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
 from mixfed.cli.common import Given, stderr, stdout
+from mixfed.errors import InputError
 from mixfed.split import search
 
 
@@ -26,3 +28,13 @@ def execute(given: Given, *, to_json: bool) -> None:
     stdout.print(table)
     if to_json:
         print(json.dumps([asdict(split) for split in found]))
+
+
+def in_place_of_run(given: Given, *, to_json: bool, algorithm: str | None, **options: Any) -> None:
+    """The same search; options of a run that it cannot heed are refused."""
+    if algorithm not in (None, "lg_fedavg"):
+        raise InputError(f"--split-search splits the model of lg_fedavg and does not go with --algorithm {algorithm}.")
+    for name, value in options.items():
+        if value:
+            raise InputError(f"--split-search tries many runs and keeps none, so it does not go with --{name}.")
+    execute(given, to_json=to_json)

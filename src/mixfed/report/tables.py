@@ -40,10 +40,12 @@ def comparison_tables(recipe: Recipe, comparison: Mapping[str, Any]) -> list[Tab
         tables.append(_metrics_table(f"{recipe.name} · {recipe.rounds} rounds", algorithms, chosen, recipe.published))
     costs = Table(title="what it cost", title_justify="left")
     costs.add_column("algorithm", no_wrap=True)
-    for name in COSTS:
+    once = ["bytes_once"] if any(entry["ledger"].get("bytes_once") for entry in algorithms.values()) else []
+    shown = [*COSTS[:2], *once, *COSTS[2:]]
+    for name in shown:
         costs.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for algorithm, entry in algorithms.items():
-        costs.add_row(algorithm, *(amount(name, entry["ledger"][name]) for name in COSTS))
+        costs.add_row(algorithm, *(amount(name, entry["ledger"][name]) for name in shown))
     return [*tables, costs]
 
 
