@@ -57,6 +57,7 @@ def postfit_test(
     view = _view(algorithm.model, module, lambda m, batch: m.encoder(batch["x"]).flatten(1))
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        from mixfed.backends.simulator import Simulator
         from mixfed.run import run
 
         known, unseen = (_represented(view, algorithm, data, params, privates) for data in (train, test))
@@ -72,7 +73,7 @@ def postfit_test(
             device=algorithm.model.device,
         )
         alone = local_only(LocalTrainer(model, adam(0.003), Batching(64, epochs=epochs)))
-        fitted = run(alone, known, rounds=1, cohort=len(known), seed=seed)
+        fitted = run(alone, known, rounds=1, cohort=len(known), seed=seed, backend=Simulator("vmap"))
         assert fitted.privates is not None
         asked = _view(model, reader, lambda m, batch: m.auxiliary(batch["x"]))
         scores, truth = _asked(asked, alone, unseen, fitted.params, fitted.privates)
