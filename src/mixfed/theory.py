@@ -86,7 +86,7 @@ class Linear:
         data, true = self.draw(seed)
         model = Model(nn.Linear(self.dimension, 1, bias=False), squared_error, dtype=torch.float64)
         trainer = LocalTrainer(model, sgd(1 / self.kappa), Batching(0, steps=40, shuffle=False))
-        result = run(local_only(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("loop"))
+        result = run(local_only(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("vmap"))
         assert result.privates is not None
         local = result.privates.gather(CLIENTS, range(self.devices))["params"]["weight"][:, 0].numpy()
         shared = local.mean(axis=0)
