@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mixfed import tree
 from mixfed.dropout import KeyedDropout, uses_dropout
 from mixfed.errors import InputError
+from mixfed.recurrent import for_cohorts
 from mixfed.tree import Params
 
 Batch = dict[str, Tensor]
@@ -74,7 +75,7 @@ class Model:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.momentum is None for m in module.modules()):
             raise InputError("BatchNorm with momentum=None averages over all batches of its life; give it a momentum.")
 
-        master = copy.deepcopy(module).requires_grad_(False)
+        master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
         initial = {n: p for n, p in master.named_parameters() if trainable is None or trainable(n)}
         if not initial:
             raise InputError("No parameter of the module is trainable; check the predicate that picks them.")

@@ -53,12 +53,12 @@ class Tally:
             return
         weight = float(upload.weight)
         self.weight += weight
-        weighted = {k: {n: _wide(x) * weight for n, x in v.items()} for k, v in upload.values.items()}
+        values = {k: {n: _wide(x) for n, x in v.items()} for k, v in upload.values.items()}
         if upload.rows:
-            tables = {k: {n: x for n, x in v.items() if n in upload.rows} for k, v in weighted.items()}
+            tables = {k: {n: x * weight for n, x in v.items() if n in upload.rows} for k, v in values.items()}
             self._add_rows(upload.rows, {t: torch.full((len(i),), weight) for t, i in upload.rows.items()}, tables)
-            weighted = rows.shared(upload.rows, weighted)
-        self._accumulate(weighted)
+            values = rows.shared(upload.rows, values)
+        self._accumulate(values, weight)
 
     def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None) -> None:
         """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
@@ -105,13 +105,13 @@ class Tally:
         self.row_sum = self.row_sum or RowSum()
         self.row_sum.add(ids, weights, values)
 
-    def _accumulate(self, values: dict[str, Params]) -> None:
+    def _accumulate(self, values: dict[str, Params], weight: float = 1.0) -> None:
         if self.total is None:
-            self.total = values
+            self.total = {k: tree.scale(v, weight) for k, v in values.items()} if weight != 1.0 else values
             return
         for name, leaves in values.items():
             for leaf, x in leaves.items():
-                self.total[name][leaf] += x
+                self.total[name][leaf].add_(x, alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,9 @@ def _channels_last(params: Params, *, steps: bool = False) -> Params:
 
 
 def _each_channels_last(x: Tensor) -> Tensor:
-    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
+    """Even where one channel makes both layouts the same, the strides tell convolutions which one to go on with."""
+    y = x.flatten(0, 1).clone(memory_format=torch.channels_last)
+    return y.as_strided(x.shape, (x.shape[1] * y.stride(0), *y.stride()))
 
 
 def keep_freed_memory() -> None:
