@@ -9,7 +9,8 @@ from rich.table import Table
 
 from mixfed.recipe import Recipe
 
-COLUMNS = 4
+ROOM = 60
+"""Characters that a table's metrics may take, so that it fits a terminal of 80."""
 COSTS = ("bytes_down", "bytes_up", "client_flops", "server_flops")
 
 
@@ -34,16 +35,20 @@ def comparison_tables(recipe: Recipe, comparison: Mapping[str, Any]) -> list[Tab
     """A row per algorithm: mean ± spread of every metric beside the paper's figure, then what each cost."""
     algorithms = comparison["algorithms"]
     metrics = list(dict.fromkeys(name for entry in algorithms.values() for name in entry["metrics"]))
-    tables = []
-    for start in range(0, len(metrics), COLUMNS):
-        chosen = metrics[start : start + COLUMNS]
-        tables.append(_metrics_table(f"{recipe.name} · {recipe.rounds} rounds", algorithms, chosen, recipe.published))
+    wide = any(len(found["values"]) > 1 for entry in algorithms.values() for found in entry["metrics"].values())
+    known = {name for figures in recipe.published.values() for name in figures}
+    columns = max(1, ROOM // ((16 if wide else 9) + (8 if known & set(metrics) else 0)))
+    title = f"{recipe.name} · {recipe.rounds} rounds"
+    tables = [
+        _metrics_table(title, algorithms, metrics[i : i + columns], recipe.published)
+        for i in range(0, len(metrics), columns)
+    ]
     costs = Table(title="what it cost", title_justify="left")
     costs.add_column("algorithm", no_wrap=True)
     once = ["bytes_once"] if any(entry["ledger"].get("bytes_once") for entry in algorithms.values()) else []
     shown = [*COSTS[:2], *once, *COSTS[2:]]
     for name in shown:
-        costs.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+        costs.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for algorithm, entry in algorithms.items():
         costs.add_row(algorithm, *(amount(name, entry["ledger"][name]) for name in shown))
     return [*tables, costs]
