@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mixfed import tree
 from mixfed.batches import Batches, Batching
 from mixfed.errors import InputError
+from mixfed.lookups import train_on_lookups
 from mixfed.model import Batch, Loss, Model
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
@@ -110,38 +109,16 @@ class LocalTrainer:
         return Trained(weights | buffers, mean_loss, batches.steps, total_gradient or None)
 
     def _train_on_lookups(self, params: Params, batches: Batches, round: int, correction: Params | None) -> Trained:
-        """Plain SGD where tables are only looked up: a step reads and writes the rows of its own batch.
-
-        Every place of an id in the batch gets a copy of its row, so that the gradient has the size of the batch, and
-        T[id] ← T[id] − η·Σ g over the places of the id. A correction c moves every row by −η·c at every step: it is
-        added when a row is read, T[id] − η·k·c[id] before step k, and for all rows at the end.
-        """
-        loss = self.loss or self.model.loss
+        """The same with plain SGD where tables came by rows (see :mod:`mixfed.lookups`)."""
         start = tree.cast(params, self.model.dtype)
-        tables = {n: start[n].clone() for n in batches.tables}
-        weights = {n: start[n] for n in self.model.trainable if n not in tables}
-        buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
-        shift = correction or {}
-        rate = self.optimizer.rate(round)
-        total_loss: Tensor | float = 0.0
-        taken: Tensor | float = 0.0
-        for batch, active in batches:
-            before = tree.clone(buffers) if active is not None else buffers
-            places, batch = _places_of(batches.tables, batch)
-            read = {n: F.embedding(places[n], t) for n, t in tables.items()}
-            read |= {n: read[n] - rate * taken * F.embedding(places[n], shift[n]) for n in read if n in shift}
-            gradient, value, buffers = gradient_of(loss, weights | read, buffers, batch, batches.vectorised)
-            counts = 1.0 if active is None else active.to(value.dtype)
-            for n, t in tables.items():
-                t.index_put_((places[n],), gradient[n] * (-rate * counts), accumulate=True)
-            moved = {n: gradient[n] + shift[n] if n in shift else gradient[n] for n in weights}
-            weights = {n: w - moved[n] * (rate * counts) for n, w in weights.items()}
-            if active is not None:
-                buffers = tree.where(active, buffers, before)
-            total_loss = total_loss + value * counts
-            taken = taken + counts
-        end = weights | {n: t - rate * taken * shift[n] if n in shift else t for n, t in tables.items()}
-        return Trained(end | buffers, torch.as_tensor(total_loss / batches.steps), batches.steps)
+        parts = {
+            "tables": {n: start[n] for n in batches.tables},
+            "weights": {n: start[n] for n in self.model.trainable if n not in batches.tables},
+            "buffers": {n: start[n] for n in self.model.buffers},
+            "correction": correction or {},
+        }
+        end, total = train_on_lookups(self.loss or self.model.loss, parts, batches, self.optimizer.rate(round))
+        return Trained(end, total / batches.steps, batches.steps)
 
 
 def gradient_of(
@@ -194,22 +171,6 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
 def _holding(loss: Loss, fixed: Params) -> Loss:
     """The loss as a function of the other parameters alone."""
     return (lambda params, batch: loss(fixed | params, batch)) if fixed else loss
-
-
-def _places_of(tables: Mapping[str, tuple[str, ...]], batch: Batch) -> tuple[Params, Batch]:
-    """For every table the ids of the batch in one line, and the batch with places in that line instead of ids."""
-    places: Params = {}
-    batch = dict(batch)
-    for fields in dict.fromkeys(tables.values()):
-        given = [batch[n] for n in fields]
-        line = torch.cat([x.reshape(-1) for x in given])
-        numbers = torch.where(line < 0, line, torch.arange(len(line), device=line.device))
-        first = 0
-        for n, x in zip(fields, given, strict=True):
-            batch[n] = numbers[first : first + x.numel()].reshape(x.shape)
-            first += x.numel()
-        places |= {t: line.clamp(min=0) for t in tables if tables[t] == fields}
-    return places, batch
 
 
 def _own_buffers(buffers: Params, batches: Batches) -> Params:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixfed.batches import Batches
 from mixfed.core import Algorithm, Message, Reply, Server, State
@@ -43,7 +43,12 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
         raise InputError("Row exchange needs a model with tables: Model(..., tables={parameter: fields of ids}).")
     if algorithm.personal or algorithm.rows:
         raise InputError(f"The algorithm {algorithm.name} keeps models on clients or exchanges rows already.")
-
+    for name, module in algorithm.model.module().named_modules():
+        if isinstance(module, nn.Embedding) and f"{name}.weight" in tables and module.padding_idx is not None:
+            raise InputError(
+                f"The table '{name}.weight' has a padding_idx, and rows that are exchanged are numbered anew on every"
+                " client; leave it out, and mark padding with ids of -1 that the model skips."
+            )
     if algorithm.arrive is not Algorithm.arrive:
         raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
 
@@ -104,12 +109,14 @@ def _whole(reply: Reply, sizes: Mapping[str, int], drift: Trees, by_touch: bool)
             ids, rows, share = reply.rows[t], leaves[t], reply.touched[t].to(leaves[t].dtype)
             share = share.view(-1, *(1,) * (rows.ndim - 1))
             idle = drift.get(part, {}).get(t)
-            full = rows.new_zeros(sizes[t], *rows.shape[1:]) if idle is None else idle.to(rows.dtype, copy=True)
             if by_touch:
-                full.index_copy_(0, ids, rows / share)
-            else:
-                full.index_copy_(0, ids, rows + full.index_select(0, ids) * (1 - share))
-            values[part][t] = full
+                rows = rows / share
+            elif idle is not None:
+                rows = rows + idle.index_select(0, ids).to(rows.dtype) * (1 - share)
+            if len(ids) < sizes[t]:
+                full = rows.new_zeros(sizes[t], *rows.shape[1:]) if idle is None else idle.to(rows.dtype, copy=True)
+                rows = full.index_copy_(0, ids, rows)
+            values[part][t] = rows
     return replace(reply, values=values, rows={}, touched={})
 
 

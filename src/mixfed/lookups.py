@@ -1,0 +1,203 @@
+"""Plain SGD on tables that are looked up: a step reads and writes the rows of its own batch.
+
+A lookup F.embedding(ids, T) gives a copy of the rows T[ids], and the loss is differentiated by that copy, so that a
+gradient has the size of the batch and not of the table:
+
+    T[id] ← T[id] − η·Σ g over the places where the batch has the id.
+
+Under vmap a chunk of clients is one problem: their tables [clients, n, d] end to end are one table, in which client
+i's row r is row i·n + r, and a step is one gather and one addition for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mixfed import tree
+from mixfed.batches import Batches
+from mixfed.errors import InputError
+from mixfed.model import Batch, Loss
+from mixfed.tree import Params
+
+Trees = dict[str, Params]
+
+
+def train_on_lookups(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Params, Tensor]:
+    """Where plain SGD over the batches ends, and the sum of its losses.
+
+    ``parts`` are "tables", other "weights", "buffers", and the "correction" that every step adds to its gradients.
+    """
+    if not batches.vectorised:
+        return _train(loss, parts, batches, rate)
+
+    def on_chunk(given: dict[str, Any]) -> tuple[Params, Tensor]:
+        steps_first = {n: tree.map_leaves(lambda x: x.movedim(1, 0), given[n]) for n in several}
+        return _train(loss, given["parts"], replace(batches, key=given["key"], **steps_first), rate)
+
+    several = {"fields": batches.fields, "mask": batches.mask, "active": batches.active}
+    several = {n: x for n, x in several.items() if x is not None}
+    result: tuple[Params, Tensor] = beneath_vmap(on_chunk, several | {"key": batches.key, "parts": parts})
+    return result
+
+
+def beneath_vmap(function: Callable[[Any], Any], given: Any) -> Any:
+    """function(given) under vmap, but with plain tensors that have a first dimension over clients; so has its result.
+
+    ``given`` is a tensor or a tree of them. This is not differentiated.
+    """
+    return _Beneath.apply(function, given)  # type: ignore[no-untyped-call]
+
+
+class _Beneath(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Callable[[Any], Any], given: Any) -> Any:
+        raise InputError("A client that has some rows of a table can only look up ids that its examples name.")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, function: Callable[[Any], Any], given: Any) -> tuple[Any, int]:
+        def clients_first(x: Any, dim: Any) -> Any:
+            if isinstance(x, dict):
+                return {n: clients_first(leaf, dim[n]) for n, leaf in x.items()}
+            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        return function(clients_first(given, in_dims[1])), 0
+
+
+def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Params, Tensor]:
+    tables, weights, buffers = tree.clone(parts["tables"]), parts["weights"], tree.clone(parts["buffers"])
+    correction = parts["correction"]
+    total: Tensor | float = 0.0
+    for batch, active in batches:
+        before = tree.clone(buffers) if active is not None else buffers
+        gradients, looked_up, values = _differentiate(loss, weights, tables, buffers, batch, batches.vectorised)
+        for n, c in correction.items():
+            gradients[n] = gradients[n] + c if n in gradients else c
+        step = rate if active is None else active.to(values.dtype) * rate
+        for one in looked_up:
+            one.descend(step)
+        for n, g in gradients.items():
+            if n in tables:
+                tables[n].sub_(_times(g, step))
+            else:
+                weights = weights | {n: weights[n] - _times(g, step)}
+        if active is not None:
+            buffers = {n: torch.where(_like(active, b), b, before[n]) for n, b in buffers.items()}
+            values = values * active
+        total = total + values
+    return weights | tables | buffers, torch.as_tensor(total)
+
+
+def _differentiate(
+    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, many: bool
+) -> tuple[Params, list[_Lookup], Tensor]:
+    """The gradients of weights (and of tables, where they are used other than in lookups), the lookups with theirs,
+    and the loss of every client. Clients have nothing in common, so that the gradient of a sum is that of each."""
+    leaves = {n: x.detach().requires_grad_() for n, x in (weights | tables).items()}
+    found: list[_Lookup] = []
+
+    def value(leaves: Params, buffers: Params, batch: Batch) -> Tensor:
+        with _Watch({id(leaves[n]): n for n in tables}, tables, found, many):
+            return loss(leaves | buffers, batch)
+
+    with torch.enable_grad():
+        values = torch.vmap(value)(leaves, buffers, batch) if many else value(leaves, buffers, batch)
+        if not values.requires_grad:
+            return {}, [], values
+        by = [*leaves.values(), *(one.rows for one in found)]
+        gradients = torch.autograd.grad(values.sum(), by, allow_unused=True)
+    own = {n: g for n, g in zip(leaves, gradients, strict=False) if g is not None}
+    for one, g in zip(found, gradients[len(leaves) :], strict=True):
+        one.gradient = g
+    return own, found, values.detach()
+
+
+@dataclass
+class _Lookup:
+    """The rows of a table that were looked up, as a leaf of the graph; ``places`` are their numbers in ``flat``."""
+
+    flat: Tensor
+    places: Tensor
+    rows: Tensor
+    gradient: Tensor | None = None
+
+    def descend(self, step: float | Tensor) -> None:
+        """flat[places] ← flat[places] − step·gradient, added up where a place occurs more than once."""
+        if self.gradient is None:
+            return
+        change = _times(self.gradient, -step).reshape(len(self.places), -1)
+        self.flat.scatter_add_(0, self.places[:, None].expand_as(change), change)
+
+
+class _Watch(TorchFunctionMode):
+    """While active, lookups of tables give leaves of the graph, which ``found`` collects.
+
+    ``names`` knows a table by the identity of what stands for it in the loss. What is not a plain lookup goes its usual
+    way, and its gradient is that of the whole table.
+    """
+
+    def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], many: bool) -> None:
+        super().__init__()
+        self.names, self.tables, self.found, self.many = names, tables, found, many
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return self._embedding(*args, **kwargs) if func is F.embedding else func(*args, **kwargs)
+
+    def _embedding(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        name = self.names.get(id(weight))
+        if name is None or padding_idx is not None or max_norm is not None or scale_grad_by_freq:
+            return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        if not self.many:
+            return self.rows(name, input)
+        rows: Tensor = beneath_vmap(partial(self.rows, name), input)
+        return rows
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """The rows with these ids; with many clients the first dimension of both says whose they are."""
+        table = self.tables[name]
+        size = table.shape[int(self.many)]
+        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, 0)
+        if low < 0 or high >= size:
+            raise InputError(
+                f"The model looks up row {low if low < 0 else high} of the table '{name}', of which a client has the"
+                f" rows 0 to {size - 1}; ids of -1 are padding, and not to be looked up."
+            )
+        if self.many:
+            ids = ids + torch.arange(0, len(ids) * size, size, device=ids.device).view(-1, *(1,) * (ids.ndim - 1))
+        flat = table.view(-1, table.shape[-1])
+        rows = flat.index_select(0, ids.reshape(-1))
+        one = _Lookup(flat, ids.reshape(-1), rows.view(*ids.shape, -1).requires_grad_())
+        self.found.append(one)
+        return one.rows
+
+
+def _like(x: Tensor, y: Tensor) -> Tensor:
+    """One number for each client, in a shape that goes with y."""
+    return x.view(*x.shape, *(1,) * (y.ndim - x.ndim))
+
+
+def _times(x: Tensor, step: float | Tensor) -> Tensor:
+    return x * (_like(step, x).to(x.dtype) if isinstance(step, Tensor) else step)

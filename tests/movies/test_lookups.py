@@ -1,0 +1,146 @@
+"""Training on lookups is training on the whole table, however the model looks things up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.mixed import Centre, Population, gradient_1way
+from mixfed.algorithms.rows import exchange_rows
+from mixfed.backends.simulator import Simulator
+from mixfed.batches import Batches
+from mixfed.core import Algorithm
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError
+from mixfed.lookups import train_on_lookups
+from mixfed.model import Model
+from mixfed.models.recommender import DualEncoder
+from mixfed.recommend import hinge
+from mixfed.run import Result, run
+from tests.movies.problem import ITEMS, WIDTH, clients, examples, on_clients, regulariser
+
+
+def test_a_step_by_hand() -> None:
+    """T = (1, 2, 3), loss = mean of T[id]²/2 over the ids 0, 2, 2, rate 0.3, correction (1, 1, 1).
+
+    The gradients at the places are T[id]/3, so T − 0.3·((1/3, 0, 1 + 1) + (1, 1, 1)) = (0.6, 1.7, 2.1).
+    """
+    batch = {"x": torch.tensor([[0, 2, 2]])}
+    one = torch.ones(())
+    batches = Batches("clients", batch, torch.zeros((), dtype=torch.int64), one, one * 3, (3,), tables={"T": ("x",)})
+    parts = {"tables": {"T": torch.tensor([[1.0], [2.0], [3.0]])}, "weights": {}, "buffers": {}}
+    parts["correction"] = {"T": torch.ones(3, 1)}
+    end, loss = train_on_lookups(lambda p, b: F.embedding(b["x"], p["T"]).square().mean() / 2, parts, batches, 0.3)
+    torch.testing.assert_close(end["T"], torch.tensor([[0.6], [1.7], [2.1]]))
+    torch.testing.assert_close(loss, torch.tensor((1 + 9 + 9) / 6))
+    assert parts["tables"]["T"].tolist() == [[1], [2], [3]]
+
+
+class Indexed(DualEncoder):
+    """Looks the following item up by an index, which is no call of F.embedding."""
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        bag = (self.embedding(seen.clamp(min=0)) * (seen >= 0)[..., None]).sum(-2)
+        return (self.hidden(bag) * self.embedding.weight[following]).sum(-1)
+
+
+class ByFrequency(DualEncoder):
+    """Divides a row's gradient by how often a batch has it, so that its lookup is no plain one."""
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.embedding.scale_grad_by_freq = True
+
+
+class Normalised(DualEncoder):
+    """Has buffers of running statistics, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        bag = (self.embedding(seen.clamp(min=0)) * (seen >= 0)[..., None]).sum(-2)
+        return (self.dropout(self.norm(self.hidden(bag))) * self.embedding(following)).sum(-1)
+
+
+def made(module: Callable[[], nn.Module], *, transfer: bool) -> Algorithm:
+    torch.manual_seed(0)
+    one = Model(module(), hinge, dtype=torch.float64)
+    if not transfer:
+        return fedavg(on_clients(one))
+    return gradient_1way(Population(on_clients(one)), Centre(regulariser(one), needs_data=False))
+
+
+def train(algorithm: Algorithm, executor: str, data: FederatedData) -> Result:
+    return run(algorithm, data, rounds=3, cohort=4, backend=Simulator(executor, threads=1, chunk=3))
+
+
+def even() -> FederatedData:
+    """Batches without padding, which BatchNorm needs under vmap."""
+    draw = np.random.default_rng(0)
+    return FederatedData.from_datasets([examples(6, draw) for _ in range(5)])
+
+
+@pytest.mark.parametrize("transfer", [False, True], ids=["fedavg", "gradient transfer"])
+@pytest.mark.parametrize(
+    ("module", "data", "executor"),
+    [
+        (lambda: Indexed(ITEMS, WIDTH), clients, "loop"),
+        (lambda: Indexed(ITEMS, WIDTH), clients, "vmap"),
+        (ByFrequency, clients, "loop"),
+        (Normalised, even, "loop"),
+        (Normalised, even, "vmap"),
+    ],
+)
+def test_every_use_of_a_table_is_trained(
+    module: Callable[[], nn.Module], data: Callable[[], FederatedData], executor: str, transfer: bool
+) -> None:
+    full = train(made(module, transfer=transfer), "loop", data())
+    rows = train(exchange_rows(made(module, transfer=transfer)), executor, data())
+    for name, x in full.params.items():
+        torch.testing.assert_close(x, rows.params[name], rtol=1e-9, atol=1e-11)
+
+
+class Unmasked(DualEncoder):
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return self.embedding(seen).sum((-1, -2)) + self.embedding(following).sum(-1)
+
+
+class Constant(DualEncoder):
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return (self.embedding(following) * self.embedding(torch.zeros((), dtype=torch.int64))).sum(-1)
+
+
+class Padded(DualEncoder):
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.embedding = nn.Embedding(ITEMS, WIDTH, padding_idx=0)
+
+
+def padded_later() -> FederatedData:
+    """Only the last client's examples have padding."""
+    data = even()
+    data.arrays["x"][:-6] = data.arrays["x"][:-6].clip(min=0)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("module", "executor", "told"),
+    [
+        (lambda: Unmasked(ITEMS, WIDTH), "loop", "looks up row -1 of the table 'embedding.weight'"),
+        (lambda: Unmasked(ITEMS, WIDTH), "vmap", "looks up row -1 of the table 'embedding.weight'"),
+        (lambda: Constant(ITEMS, WIDTH), "vmap", "can only look up ids that its examples name"),
+        (Padded, "loop", "has a padding_idx"),
+    ],
+)
+def test_lookups_that_cannot_be_right_are_refused(module: Callable[[], nn.Module], executor: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        train(exchange_rows(made(module, transfer=False)), executor, padded_later())
