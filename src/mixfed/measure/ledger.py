@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,7 +35,7 @@ class Ledger:
 
     def totals(self) -> dict[str, int]:
         """The totals by name."""
-        return {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
 
     def restore(self, totals: Mapping[str, int]) -> None:
         """Takes up the totals of an earlier part of the run."""
@@ -59,7 +59,7 @@ class Ledger:
         """Adds central training on these batches."""
         examples = int(batches.examples)
         base, slope = self.cost(
-            ("server", id(trainer)), lambda n: count_flops(lambda: trainer.train(params, batches.first(n)))
+            ("server", trainer), lambda n: count_flops(lambda: trainer.train(params, batches.first(n)))
         )
         self.server_examples += examples
         self.server_flops += base * int(batches.steps) + slope * examples
