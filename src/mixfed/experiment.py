@@ -30,6 +30,7 @@ from mixfed.measure.metrics import evaluator
 from mixfed.measure.personal import averaged_test, combined, local_test, new_test
 from mixfed.model import Loss, Model
 from mixfed.models import MODELS
+from mixfed.models.weights import load_weights
 from mixfed.recipe import ModelSection, Recipe, Training, optimizer_of
 from mixfed.recommend import spreadout_of
 from mixfed.run import Callback, Evaluate, Result, run
@@ -156,6 +157,8 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
             raise InputError(
                 f"The network '{section.name}' cannot be built so: {str(error).splitlines()[0]}."
             ) from error
+    if section.weights:
+        load_weights(module, section.weights)
     module, criterion, forward = beside_head(recipe, scenario, module, CRITERIA[section.criterion])
     model = Model(
         module,

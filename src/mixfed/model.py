@@ -35,10 +35,11 @@ class Model:
     """A module, its loss, and what of it trains and travels.
 
     ``criterion(outputs, batch)`` gives one loss per example; ``forward(module, batch)`` says how the module is called.
-    ``trainable`` picks parameters by name; the others are frozen, stay in the module and never travel. Float buffers
-    (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them down and averages what comes up,
-    "private" keeps each client's own on the client, "server" sends the server's down and discards the clients'.
-    Integer buffers are never averaged and never travel: every call finds them as they are in the module given here.
+    ``trainable`` picks parameters by name (left out: all that require a gradient); the others are frozen, stay in the
+    module and never travel. Float buffers (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them
+    down and averages what comes up, "private" keeps each client's own on the client, "server" sends the server's down
+    and discards the clients'. Integer buffers are never averaged and never travel: every call finds them as they are in
+    the module given here.
 
     ``tables`` names the parameters that are only looked up by ids, with the fields of the examples that hold these ids
     (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
@@ -76,7 +77,8 @@ class Model:
             raise InputError("BatchNorm with momentum=None averages over all batches of its life; give it a momentum.")
 
         master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
-        initial = {n: p for n, p in master.named_parameters() if trainable is None or trainable(n)}
+        chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
+        initial = {n: p for n, p in master.named_parameters() if chosen(n)}
         if not initial:
             raise InputError("No parameter of the module is trainable; check the predicate that picks them.")
         statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}

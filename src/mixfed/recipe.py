@@ -94,12 +94,16 @@ class Data:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out."""
+    """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out.
+
+    It starts from the ``weights`` in a file of that path, if there is one (:func:`mixfed.models.weights.load_weights`).
+    """
 
     name: str = "mlp"
     criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error", "hinge"] = "cross_entropy"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     buffers: Literal["average", "private", "server"] = "average"
+    weights: str = ""
     options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS))
 
 

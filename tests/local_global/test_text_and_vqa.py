@@ -16,7 +16,8 @@ from mixfed.data.sources.chat_wiki import encode
 from mixfed.errors import InputError
 from mixfed.experiment import build
 from mixfed.models import BiLSTM
-from mixfed.models.vqa import QuestionAnswering, resnet18
+from mixfed.models.resnet import ResNet18
+from mixfed.models.vqa import QuestionAnswering
 from mixfed.recipe import Recipe
 from tests.tiny_sources import write_chat_wiki, write_vqa
 
@@ -91,7 +92,7 @@ def test_vqa_recipe(tmp_path: Path) -> None:
 
 
 def test_the_encoders_have_the_right_sizes() -> None:
-    assert sum(p.numel() for p in resnet18().parameters()) == 11_176_512
+    assert sum(p.numel() for p in ResNet18(0).parameters()) == 11_176_512
     network = QuestionAnswering(1000)
     head = sum(p.numel() for p in network.head.parameters())
     assert head < 0.25 * sum(p.numel() for p in network.parameters())

@@ -10,6 +10,8 @@ from mixfed.models.bilstm import BiLSTM
 from mixfed.models.lenet import lenet5
 from mixfed.models.networks import CharacterGRU, cnn, linear, mlp
 from mixfed.models.recommender import DualEncoder
+from mixfed.models.resnet import ResNet18
+from mixfed.models.vit import ViT
 from mixfed.models.vqa import QuestionAnswering
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -17,10 +19,24 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "lenet5": lenet5,
+    "resnet18": ResNet18,
+    "vit": ViT,
     "bilstm": BiLSTM,
     "vqa": QuestionAnswering,
     "gru": CharacterGRU,
     "dual_encoder": DualEncoder,
 }
 
-__all__ = ["MODELS", "BiLSTM", "CharacterGRU", "DualEncoder", "QuestionAnswering", "cnn", "lenet5", "linear", "mlp"]
+__all__ = [
+    "MODELS",
+    "BiLSTM",
+    "CharacterGRU",
+    "DualEncoder",
+    "QuestionAnswering",
+    "ResNet18",
+    "ViT",
+    "cnn",
+    "lenet5",
+    "linear",
+    "mlp",
+]

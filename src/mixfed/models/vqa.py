@@ -6,37 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.model import Batch
-
-
-class Block(nn.Module):
-    """Two 3×3 convolutions around which the input is carried."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
-        self.carry: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.carry = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """ReLU(x + two convolutions of x)."""
-        inner = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
-        return torch.relu(inner + self.carry(x))
-
-
-def resnet18(width: int = 64) -> nn.Module:
-    """ResNet-18 up to its pooled features (8·width numbers); 64 is the usual width."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    inputs = width
-    for stage in range(4):
-        outputs = width << stage
-        layers += [Block(inputs, outputs, 2 if stage else 1), Block(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+from mixfed.models.resnet import ResNet18
 
 
 class QuestionAnswering(nn.Module):
@@ -51,7 +21,7 @@ class QuestionAnswering(nn.Module):
         self, outputs: int, words: int = 10000, embedding: int = 300, width: int = 64, fused: int = 1024
     ) -> None:
         super().__init__()
-        self.image = resnet18(width)
+        self.image = ResNet18(0, width)
         self.question = nn.ModuleDict(
             {
                 "embedding": nn.Embedding(words, embedding),

@@ -1,0 +1,84 @@
+"""ViT with LoRA, on a tiny random network of the same classes: only adapters and head train and travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixfed as mf
+from mixfed import tree
+from mixfed.core import Server
+from mixfed.errors import InputError
+from mixfed.model import Model
+from mixfed.models.vit import ViT
+from tests.core.helpers import averaging, clients, train
+
+WIDTH, LAYERS, RANK, CLASSES = 8, 2, 4, 3
+TRAVELS = LAYERS * 2 * 2 * RANK * WIDTH + CLASSES * (WIDTH + 1)
+"""A and B (rank × width numbers each) for queries and values of every layer, and the head."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import ViTConfig, ViTModel
+
+    place = tmp_path_factory.mktemp("vit")
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+    )
+    ViTModel(config, add_pooling_layer=False).save_pretrained(place)
+    return place
+
+
+def network(folder: Path) -> ViT:
+    torch.manual_seed(1)
+    return ViT(CLASSES, str(folder), rank=RANK)
+
+
+def test_it_starts_at_the_published_network(folder: Path) -> None:
+    from transformers import ViTModel
+
+    published = ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    vit = network(folder).eval()
+    images = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        token = published((images - 0.5) / 0.5).last_hidden_state[:, 0]
+        torch.testing.assert_close(vit(images), vit.head(token))
+    scaling = {m.scaling["default"] for m in vit.modules() if hasattr(m, "scaling") and isinstance(m.scaling, dict)}
+    assert scaling == {8 / 4}
+
+
+def test_only_adapters_and_head_train_and_travel(folder: Path) -> None:
+    vit = network(folder)
+    before = {n: x.clone() for n, x in vit.state_dict().items()}
+    model = Model(vit, mf.cross_entropy)
+    algorithm = averaging(model)
+    state = algorithm.init(model.initial())
+    (message,) = algorithm.broadcast(state, Server(0, 0, model)).values()
+    sent = tree.flatten(message.payload)
+    assert all("lora_" in name or "head." in name for name in sent)
+    assert sum(x.numel() for x in sent.values()) == TRAVELS
+    result = train(algorithm, clients([4, 6], (1, 8, 8), CLASSES), "loop", rounds=2)
+    assert result.ledger["bytes_down"] == result.ledger["bytes_up"] == 4 * TRAVELS * 2 * 2
+    assert set(result.params) == {n for n in before if "lora_" in n or n.startswith("head.")}
+    assert not any(torch.equal(x, before[n]) for n, x in result.params.items() if "lora_B" in n)
+    for name, x in model.module().state_dict().items():
+        if name not in result.params:
+            assert torch.equal(x, before[name]), name
+    assert all(torch.equal(x, before[n]) for n, x in vit.state_dict().items())
+
+
+def test_a_folder_without_a_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        ViT(CLASSES, str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(InputError, match="holds no vision transformer that can be loaded"):
+        ViT(CLASSES, str(tmp_path))
