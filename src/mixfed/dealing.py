@@ -9,7 +9,7 @@ from mixfed import rng
 from mixfed.data._arrays import join
 from mixfed.data.images import images_like
 from mixfed.data.partition import label_split
-from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own
+from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own, with_label_noise
 from mixfed.data.sources import Examples, load_source
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
@@ -42,13 +42,14 @@ def build_scenario(recipe: Recipe) -> Scenario:
     on_clients, at_centre = _sides(recipe, train)
     at_centre, of_centre = _kept_apart(recipe, of_test or at_centre)
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
-    clients = deal(on_clients, data.partition.kind, data.partition.options, recipe.seed, source.prepare)
+    how = data.partition
+    clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
     own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
     if data.joining.round:
         sizes = {"train": data.joining.train, "test": data.joining.test, "validation": data.joining.test}
         own = join_device(own, source, sizes, data.joining.degrees, recipe.seed)
     return Scenario(
-        clients=own.pop("train"),
+        clients=with_label_noise(own.pop("train"), data.label_noise, source.classes, recipe.seed),
         central=None if at_centre is None else CentralData(at_centre.arrays, source.prepare),
         test=CentralData(together["test"], source.prepare),
         validation=CentralData(together["validation"], source.prepare) if data.validation else None,

@@ -85,6 +85,8 @@ class Experiment:
 
 def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     """The experiment of a recipe; a scenario that was built before for the same data and seed can be given."""
+    if recipe.evaluate.best_of_last < 1:
+        raise InputError("evaluate.best_of_last is how many of the last evaluations to choose from, so at least 1.")
     scenario = scenario or build_scenario(recipe)
     model = build_model(recipe, scenario)
     entry = ALGORITHMS[recipe.algorithm]

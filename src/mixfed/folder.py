@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mixfed import toml
+from mixfed import toml, tuning
 from mixfed.checkpoint import Checkpoints, save_params, write_atomically
 from mixfed.errors import InputError
 from mixfed.experiment import Experiment
@@ -158,14 +158,16 @@ def run_in_folder(
         folder.write_history(result.history)
         save_params(folder.model, result.params)
         plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
-        write_atomically(folder.result, (json.dumps(result_json(result), indent=2) + "\n").encode())
+        found = result_json(result, recipe.evaluate.best_of_last)
+        write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
     return result
 
 
-def result_json(result: Result) -> dict[str, Any]:
-    """What result.json holds."""
+def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
+    """What result.json holds: each metric as last evaluated, or the best of so many last evaluations."""
+    figures = {name: tuning.best_of_last(result.history, name, best_of_last) for name in result.metrics}
     return {
-        "metrics": clean(result.metrics),
+        "metrics": clean(figures),
         "ledger": result.ledger,
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),

@@ -26,9 +26,13 @@ from mixfed.optim import OPTIMIZERS, Optimizer
 
 @dataclass(frozen=True)
 class Partition:
-    """How examples are dealt to clients; the partitioner ``kind`` brings its own settings."""
+    """How examples are dealt to clients; the partitioner ``kind`` brings its own settings.
+
+    ``by`` is the field of labels that it goes by, where it goes by labels.
+    """
 
     kind: str = "iid"
+    by: str = "y"
     options: Table = field(default_factory=dict, metadata=options_of("kind", lambda: PARTITIONS, hidden=GIVEN_BY_DATA))
 
 
@@ -75,6 +79,7 @@ class Data:
     ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
     ``validation`` is the share of the training part that is kept apart to tune on. ``own_test`` and
     ``own_validation`` are the shares of every client's own examples that its own model is tested and tuned on.
+    ``label_noise`` is the share of the clients' training examples whose label is drawn at random.
     """
 
     source: str = "digits"
@@ -83,6 +88,7 @@ class Data:
     validation: float = 0.0
     own_test: float = 0.0
     own_validation: float = 0.0
+    label_noise: float = 0.0
     partition: Partition = field(default_factory=Partition)
     central: Central = field(default_factory=Central)
     joining: JoiningSection = field(default_factory=JoiningSection)
@@ -194,7 +200,7 @@ EVALUATION_SETS = (
 @dataclass(frozen=True)
 class Evaluate:
     """When, by what and on what the model is evaluated: test examples, or to tune those of ``data.validation`` or
-    ``data.central.validation``.
+    ``data.central.validation``. A run's figures are those of its last evaluation, or the best of so many last ones.
 
     ``sets`` are parts of the test (or validation) examples: all, those of the kind (the labels, the source's side)
     that is on clients, those of the kind that is at the centre. ``local`` asks every client's own model about its own
@@ -204,6 +210,7 @@ class Evaluate:
     """
 
     every: int = 10
+    best_of_last: int = 1
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
     on: Literal["test", "validation", "centre"] = "test"
     sets: list[str] = field(default_factory=lambda: ["all"])

@@ -129,6 +129,7 @@ def run(
             steps = [[]]
         for replies in steps:
             state, version = algorithm.step(state, replies, server), version + 1
+        ledger.bytes_kept = max(ledger.bytes_kept, tree.nbytes(state))
         ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
         backend.dropped.clear()

@@ -43,8 +43,26 @@ def algorithm_named(name: str) -> Any:
     return ALGORITHMS[name].make
 
 
-def load(recipe: str) -> Table:
-    """The table of a packaged recipe by its name, or of a TOML file by its path."""
+def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
+    """The table of a packaged recipe by its name, or of a TOML file by its path.
+
+    One with a ``base`` has the settings of that recipe and its own over them; a paper's figures are not inherited.
+    ``above`` are the recipes that have this one as their base.
+    """
+    if recipe in above:
+        raise InputError(f"The recipe '{recipe}' cannot be the base of itself.")
+    own = _read(recipe)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    whole = load(_schema.check(base, str, "base"), (*above, recipe))
+    table = {key: value for key, value in whole.items() if key not in ("paper", "published")}
+    for parts, value in leaves(own):
+        set_key(table, parts, value)
+    return table
+
+
+def _read(recipe: str) -> Table:
     known = packaged()
     if recipe in known:
         return _parse(known[recipe], recipe)

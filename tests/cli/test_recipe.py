@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import toml
+from mixfed import studies, toml
 from mixfed.algorithms import ALGORITHMS
+from mixfed.cli.common import Given
 from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
 from mixfed.experiment import build
@@ -110,3 +111,31 @@ def test_smile_holds_people_out_and_groups_the_others(tmp_path: Path) -> None:
     assert len(scenario.clients) == 6  # eighteen people in groups of three
     assert all(len(people(scenario.clients.client(c))) == 3 for c in range(6))
     assert set(scenario.test.arrays["y"]) == {0, 1}
+
+
+def test_a_recipe_can_change_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "digits"\nrounds = 7\n[model]\nname = "linear"\n[published.fedavg]\naccuracy = 0.5\n')
+    mine, digits = toml.resolve(toml.load(str(file))), toml.resolve(toml.load("digits"))
+    assert (mine.name, mine.rounds, mine.model.name) == ("mine", 7, "linear")
+    assert "hidden" not in mine.model.options
+    assert (mine.data, mine.client, mine.title) == (digits.data, digits.client, digits.title)
+    quick = toml.resolve(toml.load("feddle-fashion-quick"))
+    assert not quick.published
+    assert not quick.paper
+    second = tmp_path / "second.toml"
+    second.write_text(f"base = '{file}'\nrounds = 8\n")
+    assert toml.resolve(toml.load(str(second))).model == mine.model
+    assert not toml.load(str(second)).get("published")
+    file.write_text(f"base = '{second}'\n")
+    with pytest.raises(InputError, match="cannot be the base of itself"):
+        toml.load(str(file))
+
+
+def test_every_packaged_study_has_settings_that_its_recipe_takes() -> None:
+    for name in studies.packaged():
+        study = studies.load(name)
+        table = toml.load(study.recipe)
+        for settings in study.points.values():
+            given = Given(study.recipe, [*study.settings, *settings])
+            assert given.on(table, algorithm=study.algorithms[-1]).rounds

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from mixfed import toml
 
-from .tools import TINY, environment, here, last_json, mixfed
+from .tools import TINY, environment, here, last_json, mixfed, refused
 
 LEDGER = {"bytes_down", "bytes_up", "client_examples", "server_examples", "client_flops", "server_flops"}
 
@@ -74,3 +74,14 @@ def test_a_run_whose_updates_are_all_bad_stops_with_a_sentence(tmp_path: Path) -
     done = mixfed("run", "digits", *options, expect=1)
     assert "not finite" in done.stderr
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_the_best_of_the_last_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["run", "digits", "--rounds", "6", *TINY, "--executor", "loop"]
+    here(*options, "--set", "evaluate.best_of_last=3", "--out", tmp_path / "run")
+    history = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert len(history) == 6
+    assert found["accuracy"] == max(entry["accuracy"] for entry in history[3:])
+    assert found["loss"] == min(entry["loss"] for entry in history[3:])
+    assert "at least 1" in refused(capsys, *options, "--set", "evaluate.best_of_last=0", "--out", tmp_path / "none")

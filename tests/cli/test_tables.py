@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mixfed import toml
-from mixfed.report.tables import comparison_tables
+from mixfed.report.tables import COSTS, comparison_tables
 
 METRICS = ["loss", "accuracy", "auc", "accuracy_clients", "loss_local"]
 
@@ -18,7 +18,7 @@ METRICS = ["loss", "accuracy", "auc", "accuracy_clients", "loss_local"]
 def test_a_comparison_fits_80_columns_and_shows_every_figure(seeds: int, published: dict) -> None:
     recipe = replace(toml.resolve(toml.load("digits")), published=published)
     metrics = {m: {"mean": 10.5 + i, "spread": 0.25, "values": [0.0] * seeds} for i, m in enumerate(METRICS)}
-    ledger = dict.fromkeys(("bytes_down", "bytes_up", "bytes_once", "client_flops", "server_flops"), 1.25e12)
+    ledger = dict.fromkeys((*COSTS, "bytes_once"), 1.25e12)
     entry = {"metrics": metrics, "ledger": ledger}
     console = Console(width=200, record=True)
     for table in comparison_tables(recipe, {"algorithms": {"example_transfer": entry}}):

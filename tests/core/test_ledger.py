@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixfed.algorithms.asynchronous import ca2fl
 from mixfed.algorithms.baselines import center
 from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.feddle import Search, feddle
 from mixfed.batches import Batching, Sample
 from mixfed.core import CLIENTS, Message
 from mixfed.local import LocalTrainer
@@ -49,14 +51,27 @@ def test_clients(name: str, executor: str, optimizer: object) -> None:
     result = train(averaging(model, Batching(2, epochs=2), optimizer), clients([3, 7, 5]), executor, rounds=2)
     size = 4 * sum(x.numel() for x in model.initial().values())
     expected = {"bytes_down": 6 * size, "bytes_up": 6 * size, "client_examples": 60, "client_flops": 60 * per_example}
+    expected["bytes_kept"] = size  # plain averaging keeps the model
     assert result.ledger == dict.fromkeys(result.ledger, 0) | expected
+
+
+def test_what_the_server_keeps() -> None:
+    """CA2FL: the model, the mean and an update of each of three clients. Feddle: the model and five anchors, with a few
+    numbers for each."""
+    data, local = clients([3, 7, 5], classes=4), LocalTrainer(one_layer(), sgd(0.1), Batching(2, epochs=2))
+    size = 4 * 16
+    kept = train(ca2fl(local, buffer=3), data, rounds=2).ledger["bytes_kept"]
+    assert kept == size * (1 + 1 + 3)
+    guided = feddle(local, Search(Batching(3, steps=2)), atlas=5)
+    kept = train(guided, data, rounds=2, central=data.pooled()).ledger["bytes_kept"]
+    assert size * 6 < kept < size * 6 + 5 * 64
 
 
 def test_centre() -> None:
     """Three rounds of four steps on batches 3, 3, 1, 3 | 3, 1, 3, 3 | 1, 3, 3, 1 of seven examples are 28 examples."""
     algorithm = center(LocalTrainer(one_layer(), sgd(0.1), Batching(3, steps=4)))
     result = train(algorithm, {}, rounds=3, central=clients([7]).pooled())
-    expected = {"server_examples": 28, "server_flops": 28 * 48}
+    expected = {"server_examples": 28, "server_flops": 28 * 48, "bytes_kept": 4 * 16}
     assert result.ledger == dict.fromkeys(result.ledger, 0) | expected
 
 

@@ -1,4 +1,4 @@
-"""The recipes on text and CelebA have the papers' settings, and settings for one algorithm hold for that one only."""
+"""The recipes have the papers' settings, and settings for one algorithm hold for that one only."""
 
 from __future__ import annotations
 
@@ -43,6 +43,29 @@ def test_smile_has_the_settings_of_tables_6_and_7(algorithm: str) -> None:
     assert (recipe.central.batch_size, recipe.central.steps) == (500, 2)
     assert recipe.algorithms["gradient_1way"] == {"central_batch_size": 1000}
     assert (recipe.mixing.w_f, recipe.mixing.w_c) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("size", ["", "-quick"])
+@pytest.mark.parametrize("name", ["feddle-fashion", "feddle-cifar10", "feddle-cifar100"])
+def test_feddle_has_the_settings_of_sections_5_and_d(name: str, size: str) -> None:
+    recipe = recipe_of(name + size, "feddle")
+    assert (recipe.cohort, recipe.rounds, recipe.schedule.delay) == (10, 200, "half_normal")
+    assert (recipe.data.partition.kind, recipe.schedule.options["sd"]) == ("dirichlet", 20.0)
+    assert recipe.data.partition.options == {"clients": 500, "alpha": 0.1, "min_size": 1}
+    assert (recipe.data.central.kind, recipe.data.central.examples) == ("test", 1000)
+    assert (recipe.evaluate.every, recipe.evaluate.best_of_last) == (10, 5)
+    assert recipe.algorithms["feddle"]["atlas"] == 2 * recipe.cohort
+    assert recipe.data.partition.by == ("fine" if "100" in name else "y")
+    assert bool(recipe.published) == (not size)
+
+
+@pytest.mark.parametrize("size", ["", "-quick"])
+@pytest.mark.parametrize(("name", "other"), [("fashion", "cifar10"), ("cifar10", "fashion-mnist")])
+def test_feddle_out_of_domain_has_the_other_source_at_the_centre(name: str, other: str, size: str) -> None:
+    recipe = recipe_of(f"feddle-{name}-ood{size}", "feddle")
+    assert (recipe.data.central.kind, recipe.data.central.source) == ("other", other)
+    assert recipe.algorithms["feddle"]["objective"] == "out_of_domain"
+    assert (recipe.central.epochs, recipe.data.source) == (0, recipe_of(f"feddle-{name}", "feddle").data.source)
 
 
 @pytest.mark.parametrize(("name", "embedding", "hidden"), [("language", 32, 64), ("language-paper", 256, 1024)])

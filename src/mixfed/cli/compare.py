@@ -111,7 +111,7 @@ def train_in(recipe: Recipe, scenario: Any, folder: RunFolder, interrupts: Inter
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds} of {recipe.algorithm}, seed {recipe.seed}")
         raise interrupts.exit()
     report_dropped(result)
-    return result_json(result)
+    return result_json(result, recipe.evaluate.best_of_last)
 
 
 def numbers_of(seeds: str) -> list[int]:

@@ -75,7 +75,7 @@ def _train(recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -
     if not result.finished:
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
         raise interrupts.exit()
-    return result_json(result)
+    return result_json(result, recipe.evaluate.best_of_last)
 
 
 def report_dropped(result: Result) -> None:

@@ -106,14 +106,19 @@ def _apart(examples: Examples, share: float, purpose: str, whole_people: bool) -
     return examples.rows(np.flatnonzero(~apart)), examples.rows(np.flatnonzero(apart))
 
 
-def deal(examples: Examples, kind: str, options: dict[str, Any], seed: int, prepare: Any) -> FederatedData:
-    """The examples on clients, by one of :data:`PARTITIONS`."""
+def deal(
+    examples: Examples, kind: str, options: dict[str, Any], seed: int, prepare: Any, by: str = "y"
+) -> FederatedData:
+    """The examples on clients, by one of :data:`PARTITIONS`; where it goes by labels, they are in the field ``by``."""
     given: dict[str, Any] = dict(options)
     wanted = _parameters_of(kind)
     if "n" in wanted:
         given["n"] = len(examples)
     if "labels" in wanted:
-        given["labels"] = examples.arrays["y"]
+        if by not in examples.arrays or examples.arrays[by].ndim != 1:
+            fields = ", ".join(name for name, values in examples.arrays.items() if values.ndim == 1)
+            raise InputError(f"The examples have no labels '{by}' (data.partition.by); they have {fields}.")
+        given["labels"] = examples.arrays[by]
     if "keys" in wanted:
         if examples.people is None:
             raise InputError("This source has no natural clients; choose another data.partition.kind.")
@@ -122,6 +127,18 @@ def deal(examples: Examples, kind: str, options: dict[str, Any], seed: int, prep
     if missing:
         raise InputError(f"The partition '{kind}' needs data.partition.{missing[0]}.")
     return FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
+
+
+def with_label_noise(clients: FederatedData, share: float, classes: int | None, seed: int) -> FederatedData:
+    """The clients with a share of their examples, drawn at random, whose label is drawn at random from all classes."""
+    if not share:
+        return clients
+    if not 0 < share <= 1 or classes is None:
+        raise InputError(f"data.label_noise is a share from 0 to 1 of examples that have classes, not {share}.")
+    draw, labels = generator(seed, "scenario/label-noise"), clients.arrays["y"].copy()
+    rows = draw.permutation(len(labels))[: round(share * len(labels))]
+    labels[rows] = draw.integers(0, classes, len(rows))
+    return replace(clients, arrays={**clients.arrays, "y": labels})
 
 
 def keep_own(clients: FederatedData, shares: dict[str, float], seed: int) -> dict[str, FederatedData]:

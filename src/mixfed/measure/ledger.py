@@ -22,7 +22,9 @@ class Ledger:
     convolutions, forward and backward, as PyTorch's own counter sees them.
 
     ``bytes_once`` is not part of the training: it is what clients would send up once, at the end, so that an unknown
-    device could use their own parts of the model (nothing where they have none)."""
+    device could use their own parts of the model (nothing where they have none). ``bytes_kept`` is the most that the
+    server kept from one step to the next: the algorithm's state, which is the model (of it what travels), the memory of
+    optimizers, an atlas or cached updates."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -31,6 +33,7 @@ class Ledger:
     client_flops: int = 0
     server_flops: int = 0
     bytes_once: int = 0
+    bytes_kept: int = 0
     _costs: dict[Any, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def totals(self) -> dict[str, int]:

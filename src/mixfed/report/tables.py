@@ -11,7 +11,7 @@ from mixfed.recipe import Recipe
 
 ROOM = 60
 """Characters that a table's metrics may take, so that it fits a terminal of 80."""
-COSTS = ("bytes_down", "bytes_up", "client_flops", "server_flops")
+COSTS = ("bytes_down", "bytes_up", "client_flops", "server_flops", "bytes_kept")
 
 
 def run_table(recipe: Recipe, result: Mapping[str, Any]) -> Table:

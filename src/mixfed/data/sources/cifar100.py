@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources import cifar
@@ -12,23 +13,25 @@ DESCRIPTION = "photographs, 100 classes in 20 groups, 32 x 32 colour; 50,000 + 1
 OBTAIN = cifar.OBTAIN
 
 
-def load(folder: Path | None = None) -> Source:
+def load(folder: Path | None = None, labels: Literal["fine", "coarse"] = "fine") -> Source:
     """From ``cifar-100-python/`` if it is there, else from ``cifar100_subset.npz``.
 
-    Field "y" has the class and "coarse" its group.
+    Field "y" has the class and "coarse" its group; with ``labels = "coarse"`` it has the group, and "fine" the class.
     """
+    y, other = ("fine", "coarse") if labels == "fine" else ("coarse", "fine")
     place = find(folder, OBTAIN, "cifar-100-python", "cifar100_subset.npz")
     if place.is_dir():
         train, test = (
-            cifar.read_pickle(place / part, y="fine_labels", coarse="coarse_labels") for part in ("train", "test")
+            cifar.read_pickle(place / part, **{"y": f"{y}_labels", other: f"{other}_labels"})
+            for part in ("train", "test")
         )
     else:
-        train, test = (cifar.read_subset(place, part, y="fine", coarse="coarse") for part in ("train", "test"))
+        train, test = (cifar.read_subset(place, part, **{"y": y, other: other}) for part in ("train", "test"))
     return Source(
         train=train,
         test=test,
         prepare=Pixels(),
-        classes=100,
+        classes=100 if labels == "fine" else 20,
         natural_clients=None,
         description=f"{DESCRIPTION} (this is {place.name})",
         licence=cifar.LICENCE,
