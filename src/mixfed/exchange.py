@@ -6,6 +6,7 @@ The same code serves synchronous and asynchronous training: a synchronous round 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,10 +56,10 @@ class Exchange:
     def __init__(
         self, algorithm: Algorithm, backend: Backend, schedule: Schedule, sizes: Mapping[str, int], seed: int
     ) -> None:
-        if not schedule.is_synchronous and len(algorithm.batching) > 1:
+        if schedule.concurrency and len(algorithm.batching) > 1:
             raise InputError(
-                f"The algorithm {algorithm.name} trains on several populations of clients, and replies can be late"
-                " with one only; leave out the delays."
+                f"The algorithm {algorithm.name} trains on several populations of clients, and a concurrency is for"
+                " one only; leave it out."
             )
         self.algorithm, self.backend, self.schedule = algorithm, backend, schedule
         self.discards = (schedule.late or algorithm.late) == "discard"
@@ -95,19 +96,22 @@ class Exchange:
             flight.restore(saved[source])
 
     def _steps(self, arrived: list[Arrivals], version: int) -> Iterator[list[Reply]]:
+        """Every population fills a buffer of its own; a step takes the next full one of each that has one."""
         size = self.buffer
         if not size or not arrived:
             yield [reply for jobs in arrived for reply in self.backend.collect(version, jobs)]
             return
-        (jobs,) = arrived
+        buffers = [[jobs[i : i + size] for i in range(0, len(jobs), size)] for jobs in arrived]
+        steps = [[jobs for jobs in full if jobs is not None] for full in zip_longest(*buffers)]
         if self.algorithm.uploads == "sum":
-            for i in range(0, len(jobs), size):
-                yield self.backend.collect(version + i // size, jobs[i : i + size])
+            for i, full in enumerate(steps):
+                yield [reply for jobs in full for reply in self.backend.collect(version + i, jobs)]
             return
-        replies = {reply.clients[0]: reply for reply in self.backend.collect(version, jobs)}
-        for i in range(0, len(jobs), size):
-            chosen = [replies[c] for c in jobs.clients[i : i + size].tolist() if c in replies]
-            yield [r.delayed(i // size) for r in chosen]
+        collected = [reply for jobs in arrived for reply in self.backend.collect(version, jobs)]
+        replies = {(reply.source, reply.clients[0]): reply for reply in collected}
+        for i, full in enumerate(steps):
+            wanted = [(jobs.source, client) for jobs in full for client in jobs.clients.tolist()]
+            yield [replies[key].delayed(i) for key in wanted if key in replies]
 
     def _of_this_round(self, flight: InFlight, number: int) -> Arrivals:
         if self.discards:

@@ -12,6 +12,7 @@ import torch
 
 from mixfed.algorithms.asynchronous import ca2fl, discount, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
+from mixfed.algorithms.mixed import Population, parallel
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.delays import Dropouts, HalfNormal, Scripted, none
@@ -189,11 +190,48 @@ def test_clients_of_one_version_run_as_one_cohort_and_messages_are_let_go() -> N
     assert list(backend._sent["clients"]) == [2]
 
 
-def test_delays_with_two_populations_are_refused() -> None:
-    from mixfed.algorithms.mixed import Population, parallel
+def test_two_populations_may_be_late_each_by_itself() -> None:
+    """Targets 4 ("near") and 8 ("far"), w = 0 at the start, one client each, Δ = ½(a − s) as above.
 
-    model = point([0.0])
-    both = parallel([Population(trainer(model, 0.5), name="a"), Population(trainer(model, 0.5), name="b")])
-    data = {"a": targets([[1.0]]), "b": targets([[2.0]])}
-    with pytest.raises(InputError, match="several populations"):
-        run(both, data, rounds=1, schedule=Schedule(1, delays=HalfNormal(1.0)))
+    Parallel training adds the populations' updates, late ones included. Round 0: both are asked, near reports: Δ = 2,
+    w = 2. Round 1: near again from 2, Δ = 1, and far's first, from 0: Δ = 4: w = 2 + 1 + 4 = 7. Round 2: far is asked
+    again but stays away, near from 7: Δ = −1.5: w = 5.5.
+    """
+    local = trainer(point([0.0]), 0.5)
+    both = parallel([Population(local, name="near"), Population(local, name="far")])
+    data = {"near": targets([[4.0]]), "far": targets([[8.0]])}
+
+    class FarIsLate:
+        def __call__(self, seed: int, round: int, source: str, clients: np.ndarray) -> np.ndarray:
+            return np.full(len(clients), 1.0 if source == "far" else 0.0)
+
+    def seen(schedule: Schedule, rounds: int) -> list[float]:
+        found: list[float] = []
+        run(
+            both,
+            data,
+            rounds=rounds,
+            schedule=schedule,
+            backend=Simulator("loop", threads=1),
+            callbacks=[lambda record: found.append(float(record.params["w"][0]))],
+        )
+        return found
+
+    late = Schedule(1, delays=FarIsLate(), late="use")
+    assert seen(late, 3) == [2.0, 7.0, 5.5]
+    with pytest.raises(InputError, match="concurrency"):
+        seen(Schedule(1, delays=FarIsLate(), concurrency=1), 1)
+
+
+def test_a_buffer_is_filled_by_each_population_and_a_step_takes_one_of_each() -> None:
+    """Two clients each, all on time, buffers of one: two steps in a round, each with one update of both.
+
+    From w = 0, near's targets 4 and 6 (Δ = 2, 3) and far's 8 and 10 (Δ = 4, 5): w = (2 + 4) + (3 + 5) = 14. A buffer of
+    two makes one step of the means: 2.5 + 4.5 = 7.
+    """
+    local = trainer(point([0.0]), 0.5)
+    both = parallel([Population(local, name="near"), Population(local, name="far")])
+    data = {"near": targets([[4.0]], [[6.0]]), "far": targets([[8.0]], [[10.0]])}
+    for buffer, expected in ((1, 14.0), (2, 7.0)):
+        result = run(both, data, rounds=1, schedule=Schedule(2, buffer=buffer), backend=Simulator("loop", threads=1))
+        assert float(result.params["w"][0]) == pytest.approx(expected)

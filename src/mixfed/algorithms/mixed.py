@@ -192,6 +192,10 @@ def _merged(
         gradients: dict[str, Params] = {}
         for population in populations:
             at, mine = population.name, [r for r in replies if r.source == population.name]
+            if not mine:  # under delays: nothing has come from these clients, so nothing is known of them anew
+                memories[at] = state["server"][at]
+                gradients |= {at: state["gradients"][at]} if share_gradients else {}
+                continue
             mean = {value: core.mean(mine, value) for value in mine[0].values}
             moved, memories[at] = core.server_step(
                 model, population.server, params, mean["delta"], state["server"][at], server.round
