@@ -225,13 +225,15 @@ class CheckpointSection:
 
 @dataclass(frozen=True)
 class SimulatorSection:
-    """How clients are simulated; ``memory`` in bytes, ``private`` is where they keep what is theirs."""
+    """How clients are simulated; ``memory`` in bytes, ``private`` is where they keep what is theirs, and ``in_flight``
+    where the messages to late clients are kept."""
 
     executor: Literal["auto", "loop", "vmap"] = "auto"
     threads: int = 0
     chunk: int = 0
     memory: int = 2 << 30
     private: Literal["memory", "disk"] = "memory"
+    in_flight: Literal["device", "memory", "disk"] = "device"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from mixfed.errors import explained
 from mixfed.private import PrivateStore
 from mixfed.rows import Picked, RowSum
 from mixfed.tree import Params
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -134,40 +136,58 @@ class Pool:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def run(self, works: list[Callable[[], Tally]]) -> list[Tally]:
+    def run(self, works: list[Callable[[], T]]) -> list[T]:
         if len(works) == 1:
             return [works[0]()]
         return [future.result() for future in [self._pool.submit(work) for work in works]]
 
 
-def execute(
-    algorithm: Algorithm, message: Message, plan: Plan, privates: PrivateStore, how: Execution, pool: Pool
-) -> Tally:
-    """The client work of a whole cohort."""
-    if how.chunk:
-        units = [slice(i, min(i + how.chunk, len(plan))) for i in range(0, len(plan), how.chunk)]
-        unit_work = _vmapped
-    else:
-        units = [slice(i, i + 1) for i in range(len(plan))]
-        unit_work = _one_client
-        if algorithm.model.has_convolutions:
-            message = replace(message, payload={k: _channels_last(v) for k, v in message.payload.items()})
-    workers = min(how.threads, len(units))
+@dataclass(frozen=True)
+class Part:
+    """Clients that were sent the same message, and how they are run."""
 
-    def work(worker: int) -> Tally:
-        tally = Tally(each=algorithm.uploads == "each")
+    message: Message
+    plan: Plan
+    how: Execution
+
+    def units(self) -> list[slice]:
+        """What a worker takes at a time: a client, or a vmapped chunk."""
+        size = self.how.chunk or 1
+        return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
+
+
+def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[Tally]:
+    """The client work of one or more cohorts, which share the workers; a tally for each."""
+    if algorithm.model.has_convolutions:
+        parts = [part if part.how.chunk else replace(part, message=_as_convolved(part.message)) for part in parts]
+    units = [(number, unit) for number, part in enumerate(parts) for unit in part.units()]
+    workers = min(max(part.how.threads for part in parts), len(units))
+
+    def work(worker: int) -> dict[int, Tally]:
+        tallies: dict[int, Tally] = {}
         with torch.no_grad():
-            for unit in units[worker::workers]:
-                who = f"Client {int(plan.clients[unit.start])} of '{plan.source}' cannot train"
-                failure = ("The vmap executor cannot run this model", "; choose loop") if how.chunk else (who, "")
+            for number, unit in units[worker::workers]:
+                part = parts[number]
+                tally = tallies.setdefault(number, Tally(each=algorithm.uploads == "each"))
+                who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
+                failure = ("The vmap executor cannot run this model", "; choose loop") if part.how.chunk else (who, "")
+                unit_work = _vmapped if part.how.chunk else _one_client
                 with explained(*failure):
-                    unit_work(algorithm, message, plan, unit, privates, tally)
-        return tally
+                    unit_work(algorithm, part.message, part.plan, unit, privates, tally)
+        return tallies
 
-    first, *others = pool.run([lambda w=w: work(w) for w in range(workers)])  # type: ignore[misc]
-    for other in others:
-        first.merge(other)
-    return first
+    found: dict[int, Tally] = {}
+    for tallies in pool.run([lambda w=w: work(w) for w in range(workers)]):  # type: ignore[misc]
+        for number, tally in tallies.items():
+            if number in found:
+                found[number].merge(tally)
+            else:
+                found[number] = tally
+    return [found[number] for number in range(len(parts))]
+
+
+def _as_convolved(message: Message) -> Message:
+    return replace(message, payload={k: _channels_last(v) for k, v in message.payload.items()})
 
 
 def _one_client(

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from mixfed import rows, tree
-from mixfed.backends.executors import Execution, Pool, Tally, execute, keep_freed_memory
+from mixfed.backends.executors import Execution, Part, Pool, Tally, execute, keep_freed_memory
 from mixfed.batches import Batches, Plan, Sample, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.flight import Arrivals
 from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.places import Place, check_place, moved
 from mixfed.private import PrivateStore
 
 EXECUTORS = ("auto", "loop", "vmap")
@@ -35,7 +36,8 @@ class Simulator:
     ``executor`` is loop, vmap, or auto: time both on clients of the first cohort and keep the faster. The choice is
     remembered on this machine (in the user's cache folder), because another executor rounds differently and a run
     is to be repeatable bit for bit. ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the
-    clients being run at one time may take.
+    clients being run at one time may take, together with the messages to clients in flight; ``in_flight`` is where
+    these are kept from the next round on.
     """
 
     def __init__(
@@ -45,15 +47,19 @@ class Simulator:
         threads: int | None = None,
         chunk: int | None = None,
         memory: int = 2 << 30,
+        in_flight: Place = "device",
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         if executor not in EXECUTORS:
             raise InputError(f"There is no executor '{executor}'; choose one of {', '.join(EXECUTORS)}.")
         if (chunk is not None and chunk < 1) or (threads is not None and threads < 1) or memory < 1:
             raise InputError("Threads, chunk and memory of the simulator must be at least 1.")
+        check_place(in_flight, "Messages in flight")
         self.executor = executor
         self.threads = threads or torch.get_num_threads()
         self.memory = memory
+        self.in_flight = in_flight
+        self._budget = memory
         self.say = say
         self._chunk = chunk
         self._pool = Pool(self.threads)
@@ -107,14 +113,23 @@ class Simulator:
         for part, leaves in (message.first or {}).items():
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
         sent = self._sent.setdefault(source, {})
+        for number, earlier in sent.items():
+            if number != version:
+                sent[number] = earlier.kept_at(self.in_flight)
         busy = sent[version].clients if version in sent else np.zeros(0, np.int64)
         sent[version] = _Sent(message, np.concatenate([busy, clients]))
+        self._budget = self._left()
+        if self._budget < 0:
+            raise InputError(
+                f"The messages to clients in flight take more than the {self.memory:,} bytes that the simulator may"
+                " use; raise simulator.memory, or keep them elsewhere with simulator.in_flight."
+            )
 
     def collect(self, version: int, arrivals: Arrivals | None = None) -> list[Reply]:
         """The replies of these arrivals (left out: of all clients that were sent something, round by round).
 
-        Clients that were sent the same message run as one cohort. Uploads that are wanted one by one come in the order
-        of arrival.
+        Clients that were sent the same message run as one cohort, the cohorts side by side. Uploads that are wanted one
+        by one come in the order of arrival.
         """
         if arrivals is None:
             everyone = [
@@ -123,12 +138,15 @@ class Simulator:
                 for number, sent in versions.items()
             ]
             return [reply for jobs in everyone for reply in self.collect(version, jobs)]
-        replies = []
-        for number, jobs in arrivals.by_round():
-            message, clients = self._take(jobs, number), np.sort(jobs.clients)
-            plan = self._plan(jobs.source, clients, message, number)
-            tally = execute(self.algorithm, message, plan, self.privates, self._how(message, plan), self._pool)
-            self._count(tally, plan, message)
+        groups, parts = arrivals.by_round(), []
+        replies: list[Reply] = []
+        for number, jobs in groups:
+            message = self._take(jobs, number)
+            plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
+            parts.append(Part(message, plan, self._how(message, plan)))
+        tallies = execute(self.algorithm, parts, self.privates, self._pool) if parts else []
+        for (_, jobs), part, tally in zip(groups, parts, tallies, strict=True):
+            self._count(tally, part.plan, part.message)
             replies += _replies(tally, jobs.source, version - int(jobs.versions[0]))
         if self.algorithm.uploads == "each":
             place = {client: i for i, client in enumerate(arrivals.clients.tolist())}
@@ -148,10 +166,20 @@ class Simulator:
         message = sent[number].message
         left = np.setdiff1d(sent[number].clients, jobs.clients)
         if len(left):
-            sent[number] = _Sent(message, left)
+            sent[number] = replace(sent[number], clients=left)
         else:
             del sent[number]
-        return message
+        device = self.algorithm.model.device
+        return replace(message, payload=tree.map_leaves(lambda x: x.to(device), message.payload))
+
+    def _left(self) -> int:
+        """What the memory budget leaves beside the messages of earlier rounds, each tensor counted once."""
+        device = self.algorithm.model.device
+        if self.in_flight == "disk" or (self.in_flight == "memory" and device.type != "cpu"):
+            return self.memory
+        earlier = [sent.message for by_round in self._sent.values() for _, sent in sorted(by_round.items())[:-1]]
+        held = {x.data_ptr(): x for m in earlier for x in tree.leaves(m.payload | (m.first or {}))}
+        return self.memory - tree.nbytes({str(pointer): x for pointer, x in held.items()})
 
     def _plan(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> Plan:
         sample = message.examples
@@ -227,7 +255,7 @@ class Simulator:
         seconds: dict[Execution, float] = {}
         for how in candidates:
             try:
-                execute(self.algorithm, message, few.first_clients(2), self.privates, how, self._pool)
+                execute(self.algorithm, [Part(message, few.first_clients(2), how)], self.privates, self._pool)
             except InputError as error:
                 if how.name == "loop":
                     raise
@@ -238,7 +266,7 @@ class Simulator:
             took = []
             for _ in range(3):
                 start = time.perf_counter()
-                execute(self.algorithm, message, few, self.privates, how, self._pool)
+                execute(self.algorithm, [Part(message, few, how)], self.privates, self._pool)
                 took.append(time.perf_counter() - start)
             seconds[how] = min(took)
         best = min(seconds, key=lambda how: seconds[how])
@@ -259,7 +287,7 @@ class Simulator:
             chunk = share if cache is None else max(1, min(cache // per_client, share))
         else:
             chunk = self._chunk
-        return int(max(1, min(chunk, self.memory // (per_client * self.threads), len(plan))))
+        return int(max(1, min(chunk, self._budget // (per_client * self.threads), len(plan))))
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
         full = plan.rows.shape[2]
@@ -289,6 +317,14 @@ class _Sent:
 
     message: Message
     clients: NDArray[np.int64]
+    is_kept: bool = False
+
+    def kept_at(self, place: Place) -> _Sent:
+        """The same with the message at this place."""
+        if self.is_kept or place == "device":
+            return self
+        payload = tree.map_leaves(lambda x: moved(x, place), self.message.payload)
+        return _Sent(replace(self.message, payload=payload), self.clients, True)
 
     def tree(self) -> dict[str, Any]:
         message = self.message
