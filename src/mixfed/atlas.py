@@ -1,23 +1,27 @@
-"""The atlas of Feddle: client updates as directions (anchors), a matrix with a row for each.
+"""The atlas of Feddle: client updates as directions (anchors), rows that are only ever multiplied with vectors.
 
-Rows are only ever multiplied with vectors, A·g and Aᵀ·c, block of columns by block of columns, so that they stay out of
-the autograd graph and can be stored in 8 bits. The median normalisation is a factor for each row and is never applied
-to the rows themselves: memory is atlas × model, nothing more.
+A·g and Aᵀ·c are taken where the rows are, so that they stay out of the autograd graph and may live elsewhere than the
+model: in main memory, or in a file that is mapped into it. The scaling to the median norm is a factor for each row and
+is never applied to the rows themselves, and a new anchor is written over the one it replaces: memory is atlas × model,
+nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixfed.errors import InputError
+from mixfed.places import Place, check_place, room
 from mixfed.tree import Params
 
 BLOCK = 4096
+_AT_ONCE = 1 << 18
 _UNSEARCHED = float("inf")
 
 
@@ -25,11 +29,13 @@ _UNSEARCHED = float("inf")
 class Atlas:
     """At most ``size`` anchors with their norms, scores and the rounds in which they came.
 
-    A score of ∞ marks an anchor that has not been through a search yet. ``scales`` are those of 8-bit rows, one for
-    each block of 4,096 columns; rows in full precision have none.
+    ``rows`` is [blocks, size, length]: one block of the whole ``width`` in full precision, or blocks of 4,096 columns
+    in 8 bits, each row of which has a scale (1 in full precision). A score of ∞ marks an anchor that has not been
+    through a search yet.
     """
 
     size: int
+    width: int
     rows: Tensor
     scales: Tensor
     norms: Tensor
@@ -37,19 +43,22 @@ class Atlas:
     born: Tensor
 
     @classmethod
-    def empty(cls, size: int, width: int, bits: int, device: torch.device, dtype: torch.dtype) -> Atlas:
+    def empty(
+        cls, size: int, width: int, bits: int, device: torch.device, dtype: torch.dtype, place: Place = "device"
+    ) -> Atlas:
         """No anchors yet, for vectors of this width, in 8 or 32 bits (a float64 model's: 64)."""
         if size < 1:
             raise InputError(f"An atlas needs room for at least 1 anchor, not {size}.")
         if bits not in (8, 32):
             raise InputError(f"Anchors are stored in 8 or 32 bits, not in {bits}.")
-        blocks = -(-width // BLOCK) if bits == 8 else 0
+        check_place(place, "Anchors")
+        blocks, length, stored = (-(-width // BLOCK), BLOCK, torch.int8) if bits == 8 else (1, width, dtype)
+        rows = room((blocks, size, length), stored, device, place)
         none = torch.zeros(0, device=device, dtype=dtype)
-        rows = torch.zeros((0, width), device=device, dtype=torch.int8 if bits == 8 else dtype)
-        return cls(size, rows, none.new_zeros((0, blocks)), none, none, none)
+        return cls(size, width, rows, torch.ones(blocks, size, device=rows.device, dtype=dtype), none, none, none)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.norms)
 
     @property
     def fresh(self) -> Tensor:
@@ -57,31 +66,21 @@ class Atlas:
         return torch.isinf(self.scores)
 
     def with_updates(self, updates: list[Tensor], round: int, *, by_score: bool = True) -> tuple[Atlas, list[int]]:
-        """The atlas with new anchors, and the place of each (−1: no room).
+        """The atlas with new anchors, and the place of each (−1: no room). Rows are written in place, so the atlas as
+        it was is lost.
 
         A full atlas gives up the anchor of lowest score (the first of equals), or without ``by_score`` the one that
         came first; an anchor that has not been through a search yet cannot be replaced.
         """
-        room, places = self.size - len(self), []
-        rank = (self.scores if by_score else self.born).clone()
-        rank[self.fresh] = _UNSEARCHED
-        leaving = [int(i) for i in torch.argsort(rank, stable=True) if not bool(self.fresh[i])]
-        for k in range(len(updates)):
-            if k < room:
-                places.append(len(self) + k)
-            else:
-                places.append(leaving[k - room] if k - room < len(leaving) else -1)
-        used = [(u, p) for u, p in zip(updates, places, strict=True) if p >= 0]
-        if not used:
-            return self, places
-        longest = max(len(self), 1 + max(p for _, p in used))
-        tables = {n: _longer(getattr(self, n), longest) for n in ("rows", "scales", "norms", "scores", "born")}
-        for update, place in used:
-            row, scale = self._stored(update)
-            tables["rows"][place], tables["scales"][place] = row, scale
-            tables["norms"][place] = torch.linalg.vector_norm(self._read(row, scale))
-            tables["scores"][place], tables["born"][place] = _UNSEARCHED, float(round)
-        return Atlas(self.size, **tables), places
+        rank = self.scores if by_score else torch.where(self.fresh, _UNSEARCHED, self.born)
+        leaving = [i for i in torch.argsort(rank, stable=True).tolist() if not bool(self.fresh[i])]
+        free = [*range(len(self), self.size), *leaving][: len(updates)]
+        length = max([len(self), *(place + 1 for place in free)])
+        norms, scores, born = (_longer(x, length) for x in (self.norms, self.scores, self.born))
+        for update, place in zip(updates, free, strict=False):
+            norms[place], scores[place], born[place] = self._write(update, place), _UNSEARCHED, float(round)
+        places = free + [-1] * (len(updates) - len(free))
+        return replace(self, norms=norms, scores=scores, born=born), places
 
     def factors(self, *, normalise: bool = True) -> Tensor:
         """median(‖a‖)/‖aₘ‖ for each anchor; a zero anchor stays zero, and where the median is zero nothing changes."""
@@ -90,43 +89,52 @@ class Atlas:
             return torch.ones_like(self.norms)
         return torch.where(self.norms > 0, middle / self.norms.clamp(min=torch.finfo(middle.dtype).tiny), 0.0)
 
-    def combine(self, coefficients: Tensor) -> Tensor:
-        """Σ cₘ·aₘ."""
-        parts = [(coefficients[None] @ rows)[0] for rows in self._blocks()]
-        return torch.cat(parts)
+    def combine(self, coefficients: Tensor, onto: Tensor) -> Tensor:
+        """x + Σ cₘ·aₘ, x the vector ``onto``: the scales of 8-bit rows go into the coefficients."""
+        weights = self.scales[:, None, : len(self)] * coefficients.to(self.scales.device)
+        start = self._in_blocks(onto)
+        parts = [torch.baddbmm(start[some, None], weights[some], rows)[:, 0] for some, rows in self._read()]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.view(-1)[: self.width].to(coefficients.device)
 
     def project(self, vector: Tensor) -> Tensor:
         """⟨aₘ, vector⟩ for each anchor."""
-        total, start = torch.zeros_like(self.norms), 0
-        for rows in self._blocks():
-            total = total + (rows @ vector[start : start + rows.shape[1], None])[:, 0]
-            start += rows.shape[1]
-        return total
+        columns = self._in_blocks(vector)[..., None]
+        parts = [torch.bmm(rows, columns[some])[..., 0] for some, rows in self._read()]
+        return (torch.cat(parts) * self.scales[:, : len(self)]).sum(0).to(vector.device)
+
+    def kept_at(self, place: Place, device: torch.device) -> Atlas:
+        """The atlas with its anchors where they belong, which a checkpoint does not know."""
+        rows = room(tuple(self.rows.shape), self.rows.dtype, device, place).copy_(self.rows)
+        return replace(self, rows=rows, scales=self.scales.to(rows.device))
 
     def tree(self) -> dict[str, Any]:
         """The atlas as a tree."""
-        return {n: getattr(self, n) for n in ("size", "rows", "scales", "norms", "scores", "born")}
+        return {n: getattr(self, n) for n in ("size", "width", "rows", "scales", "norms", "scores", "born")}
 
-    def _blocks(self) -> Iterator[Tensor]:
+    def _read(self) -> Iterator[tuple[slice, Tensor]]:
+        """Some blocks at a time, as few as stay in the cache while 8-bit rows are made numbers again."""
+        blocks, _, length = self.rows.shape
+        step = max(1, _AT_ONCE // max(1, len(self) * length))
+        for i in range(0, blocks, step):
+            some = slice(i, i + step)
+            yield some, self.rows[some, : len(self)].to(self.scales.dtype)
+
+    def _in_blocks(self, vector: Tensor) -> Tensor:
+        """A vector as [blocks, length], where the rows are; the last block is filled up with zeros."""
+        blocks, _, length = self.rows.shape
+        vector, missing = vector.to(self.scales), blocks * length - self.width
+        return (F.pad(vector, (0, missing)) if missing else vector).view(blocks, length)
+
+    def _write(self, update: Tensor, place: int) -> Tensor:
+        """Stores an anchor and returns its norm, which is that of what was stored."""
+        row = self._in_blocks(update)
         if not self.rows.dtype.is_floating_point:
-            for i in range(0, self.rows.shape[1], 16 * BLOCK):
-                scales = self.scales[:, i // BLOCK : i // BLOCK + 16]
-                yield self._read(self.rows[:, i : i + 16 * BLOCK], scales)
-        else:
-            yield self.rows
-
-    def _stored(self, update: Tensor) -> tuple[Tensor, Tensor]:
-        if self.rows.dtype.is_floating_point:
-            return update.to(self.rows.dtype), self.scales.new_zeros(0)
-        padded = torch.nn.functional.pad(update, (0, -len(update) % BLOCK)).view(-1, BLOCK)
-        scale = padded.abs().amax(1) / 127
-        whole = (padded / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None]).round().to(torch.int8)
-        return whole.view(-1)[: len(update)], scale.to(self.scales.dtype)
-
-    def _read(self, rows: Tensor, scales: Tensor) -> Tensor:
-        if rows.dtype.is_floating_point:
-            return rows
-        return rows.to(scales.dtype) * scales.repeat_interleave(BLOCK, dim=-1)[..., : rows.shape[-1]]
+            scale = row.abs().amax(1) / 127
+            row = (row / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None]).round()
+            self.scales[:, place] = scale
+        self.rows[:, place] = row.to(self.rows.dtype)
+        return (row * self.scales[:, place, None]).square().sum().sqrt()
 
 
 def flat(params: Params, names: tuple[str, ...]) -> Tensor:
@@ -134,14 +142,12 @@ def flat(params: Params, names: tuple[str, ...]) -> Tensor:
     return torch.cat([params[n].reshape(-1) for n in names])
 
 
-def added(params: Params, names: tuple[str, ...], vector: Tensor) -> Params:
-    """The leaves with these names plus their parts of the vector."""
+def unflat(vector: Tensor, params: Params, names: tuple[str, ...]) -> Params:
+    """The vector as leaves with these names, in the shapes that they have in ``params``."""
     parts = torch.split(vector, [params[n].numel() for n in names])
-    return {n: params[n] + part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
+    return {n: part.view(params[n].shape) for n, part in zip(names, parts, strict=True)}
 
 
 def _longer(table: Tensor, length: int) -> Tensor:
-    """A copy with room for so many rows."""
-    longer = table.new_zeros((length, *table.shape[1:]))
-    longer[: len(table)] = table
-    return longer
+    """A copy with room for so many entries."""
+    return torch.cat([table, table.new_zeros(length - len(table))])

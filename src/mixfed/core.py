@@ -36,6 +36,7 @@ Personal = Callable[[Params, Private], Params]
 
 CLIENTS = "clients"
 CENTRE = "centre"
+VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Server:
         if source is None:
             return Batches.without_data(batching.steps or 1, self.model.device)
         if source not in self.central:
-            raise InputError(f"This algorithm trains on central data '{source}', and the run was given none.")
+            raise InputError(f"This algorithm needs central data '{source}', and the run was given none.")
         plan = plan_central(source, self.central[source], batching, self.seed, self.round)
         return plan.client(0, self.model.device)
 
@@ -167,6 +168,9 @@ class Algorithm:
     Under delays: ``late`` says whether updates from earlier rounds are used or discarded, ``buffer`` how many updates
     make a step (0: all that arrived in the round), and ``steps_alone`` that ``step`` has work to do in a round in which
     nothing arrived; without it such a round changes nothing.
+
+    ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
+    ``restored(state)`` makes a state from a checkpoint, all of which is on the model's device, usable again.
     """
 
     name: str
@@ -186,6 +190,8 @@ class Algorithm:
     late: Literal["discard", "use"] = "discard"
     buffer: int = 0
     steps_alone: bool = False
+    diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
+    restored: Callable[[State], State] = lambda state: state
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:

@@ -16,7 +16,7 @@ from mixfed.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm
+from mixfed.core import CENTRE, VALIDATION, Algorithm
 from mixfed.data.scenario import Scenario
 from mixfed.data.sources import Source
 from mixfed.data.store import FederatedData, spread
@@ -61,15 +61,21 @@ class Experiment:
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
         private = checkpoints.folder / "private" if checkpoints and how.private == "disk" else None
+        held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
         simulator = Simulator(
-            how.executor, threads=how.threads or None, chunk=how.chunk or None, memory=how.memory, say=say
+            how.executor,
+            threads=how.threads or None,
+            chunk=how.chunk or None,
+            memory=how.memory,
+            in_flight=how.in_flight,
+            say=say,
         )
         return run(
             self.algorithm,
             self.clients,
             rounds=recipe.rounds,
             schedule=build_schedule(recipe),
-            central=self.scenario.central,
+            central={n: d for n, d in held.items() if d is not None},
             seed=recipe.seed,
             evaluate=self.evaluate,
             every=recipe.evaluate.every,

@@ -4,6 +4,7 @@
 
     config.toml         the complete recipe
     metrics.jsonl       one object per evaluated round
+    diagnostics.jsonl   one object per round, of algorithms that have diagnostics (with diagnostics.png in the end)
     checkpoints/        the newest and the one before
     model.safetensors   the final parameters     ┐
     metrics.png         the metrics over rounds  ├ once the run has finished
@@ -27,7 +28,7 @@ from mixfed.checkpoint import Checkpoints, save_params, write_atomically
 from mixfed.errors import InputError
 from mixfed.experiment import Experiment
 from mixfed.recipe import Recipe
-from mixfed.report.plot import plot_run
+from mixfed.report.plot import plot_diagnostics, plot_run
 from mixfed.run import Callback, Record, Result
 from mixfed.tree import flatten
 
@@ -43,7 +44,9 @@ class RunFolder:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
+        self.diagnostics = self.path / "diagnostics.jsonl"
         self.plot = self.path / "metrics.png"
+        self.diagnostics_plot = self.path / "diagnostics.png"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
 
@@ -93,6 +96,7 @@ class RunFolder:
         """Removes the traces of a run that was refused before it began, so that the mended command can use the name."""
         self.config.unlink(missing_ok=True)
         self.metrics.unlink(missing_ok=True)
+        self.diagnostics.unlink(missing_ok=True)
         with suppress(OSError):  # other files may be in the folder
             self.path.rmdir()
 
@@ -108,22 +112,28 @@ class RunFolder:
 
     def history(self) -> list[dict[str, Any]]:
         """The evaluated rounds so far."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
-        return [json.loads(line) for line in lines]
+        return _entries(self.metrics)
 
-    def write_history(self, history: Iterable[Mapping[str, Any]]) -> None:
-        """Writes all evaluated rounds anew."""
+    def diagnosed(self) -> list[dict[str, Any]]:
+        """The diagnostics of all rounds that have some."""
+        return _entries(self.diagnostics)
+
+    def write_history(self, history: Iterable[Mapping[str, Any]], diagnostics: Sequence[Mapping[str, Any]]) -> None:
+        """Writes all evaluated and all diagnosed rounds anew."""
         write_atomically(self.metrics, "".join(_line(entry) for entry in history).encode())
+        if diagnostics or self.diagnostics.exists():
+            write_atomically(self.diagnostics, "".join(_line(entry) for entry in diagnostics).encode())
 
     def append(self, record: Record) -> None:
-        """A callback: one more line for a round that was evaluated."""
-        if not record.metrics:
-            return
-        try:
-            with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(_line({"round": record.round, **record.metrics}))
-        except OSError as error:
-            raise InputError(f"Cannot write {self.metrics}: {error.strerror}.") from error
+        """A callback: one more line for a round that was evaluated or diagnosed."""
+        for path, values in ((self.metrics, record.metrics), (self.diagnostics, record.diagnostics)):
+            if not values:
+                continue
+            try:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(_line({"round": record.round, **values}))
+            except OSError as error:
+                raise InputError(f"Cannot write {path}: {error.strerror}.") from error
 
 
 def run_in_folder(
@@ -141,7 +151,7 @@ def run_in_folder(
     if not resume:
         folder.write_config(recipe)
     saved = checkpoints.load() if resume else None
-    folder.write_history(saved["history"] if saved else [])
+    folder.write_history(*((saved["history"], saved["diagnostics"]) if saved else ([], [])))
     try:
         result = experiment.run(
             callbacks=[folder.append, *callbacks],
@@ -155,9 +165,11 @@ def run_in_folder(
             folder.forget()
         raise
     if result.finished:
-        folder.write_history(result.history)
+        folder.write_history(result.history, result.diagnostics)
         save_params(folder.model, result.params)
         plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
+        if result.diagnostics:
+            plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
         found = result_json(result, recipe.evaluate.best_of_last)
         write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
     return result
@@ -188,6 +200,11 @@ def clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -25,7 +25,8 @@ from mixfed.tree import Params
 
 @dataclass(frozen=True)
 class Record:
-    """What callbacks see after every round; ``metrics`` is empty where the round was not evaluated."""
+    """What callbacks see after every round; ``metrics`` is empty where the round was not evaluated, ``diagnostics``
+    where the algorithm has none or took no step."""
 
     round: int
     rounds: int
@@ -33,6 +34,7 @@ class Record:
     ledger: Mapping[str, int]
     dropped: int
     params: Params
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
 
 
 Callback = Callable[[Record], None]
@@ -41,7 +43,7 @@ Evaluate = Callable[[Params, PrivateStore], Mapping[str, float]]
 
 @dataclass
 class Result:
-    """A finished (or interrupted) run."""
+    """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step."""
 
     params: Params
     history: list[dict[str, Any]]
@@ -51,6 +53,7 @@ class Result:
     seed: int
     dropped: int = 0
     finished: bool = True
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
     state: State = field(default_factory=dict)
     privates: PrivateStore | None = None
 
@@ -101,11 +104,13 @@ def run(
     privates = PrivateStore(lambda: untouched, private_folder)
     state = algorithm.init(algorithm.model.initial())
     history: list[dict[str, Any]] = []
+    diagnosed: list[dict[str, Any]] = []
     first, version, dropped, seconds = 0, 0, 0, 0.0
     saved = checkpoints.load() if checkpoints and resume else None
     if saved:
         saved = tree.map_leaves(lambda x: x.to(algorithm.model.device), saved)
-        state, history, first = saved["state"], saved["history"], saved["round"]
+        state, history, first = algorithm.restored(saved["state"]), saved["history"], saved["round"]
+        diagnosed = saved["diagnostics"]
         version, dropped, seconds = saved["version"], saved["dropped"], saved["seconds"]
         privates.restore(saved.get("private", {}))
         ledger.restore(saved["ledger"])
@@ -136,6 +141,9 @@ def run(
 
         done = number + 1
         params = algorithm.params(state)
+        diagnostics = dict(algorithm.diagnostics(state)) if steps else {}
+        if diagnostics:
+            diagnosed.append({"round": done, **diagnostics})
         metrics: Mapping[str, float] = {}
         if evaluate and (done % every == 0 or done == rounds):
             metrics = {name: float(value) for name, value in evaluate(params, privates).items()}
@@ -146,6 +154,7 @@ def run(
                 {
                     "state": state,
                     "history": history,
+                    "diagnostics": diagnosed,
                     "round": done,
                     "version": version,
                     "dropped": dropped,
@@ -157,7 +166,7 @@ def run(
                 }
             )
         for callback in callbacks:
-            callback(Record(done, rounds, metrics, ledger.totals(), dropped, params))
+            callback(Record(done, rounds, metrics, ledger.totals(), dropped, params, diagnostics))
         if stop and done < rounds:
             finished = False
             rounds = done
@@ -171,6 +180,7 @@ def run(
         seed,
         dropped,
         finished,
+        diagnosed,
         state,
         privates,
     )

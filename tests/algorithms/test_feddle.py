@@ -8,18 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.algorithms.asynchronous import fedbuff
-from mixfed.algorithms.feddle import (
-    Search,
-    coefficient_gradient,
-    feddle,
-    fitted_head,
-    head_of,
-    like_fedavg,
-    like_fedbuff,
-    searched,
-    surrogate,
-)
-from mixfed.atlas import BLOCK, Atlas, added, flat
+from mixfed.algorithms.feddle import Search, feddle, like_fedavg, like_fedbuff, searched
+from mixfed.algorithms.guidance import Guide, Head, Merged, head_of, surrogate
+from mixfed.atlas import BLOCK, Atlas, flat, unflat
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.core import Reply, Server
@@ -44,6 +35,11 @@ def atlas_of(size: int, *rows: list[float], bits: int = 32) -> Atlas:
     return empty.with_updates(vectors(*rows), 0)[0]
 
 
+def column(atlas: Atlas) -> list[float]:
+    """The first number of every anchor."""
+    return atlas.rows[0, : len(atlas), 0].tolist()
+
+
 def with_scores(atlas: Atlas, *scores: float) -> Atlas:
     return Atlas(**(atlas.tree() | {"scores": torch.tensor(scores, dtype=torch.float64)}))
 
@@ -52,20 +48,19 @@ def test_the_anchor_of_lowest_score_is_replaced_the_first_of_equals_first() -> N
     atlas = with_scores(atlas_of(3, [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]), 0.5, 0.1, 0.1)
     after, places = atlas.with_updates(vectors([9.0, 0.0], [8.0, 0.0]), 4)
     assert places == [1, 2]
-    assert after.rows[:, 0].tolist() == [1.0, 9.0, 8.0]
+    assert column(after) == [1.0, 9.0, 8.0]
     assert after.norms.tolist() == [1.0, 9.0, 8.0]
     assert after.born.tolist() == [0.0, 4.0, 4.0]
-    assert atlas.rows[:, 0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_an_anchor_that_was_not_searched_yet_stays() -> None:
     atlas = with_scores(atlas_of(2, [1.0], [2.0]), 0.3, 0.2)
     after, places = atlas.with_updates(vectors([5.0], [6.0], [7.0]), 1)
     assert places == [1, 0, -1]  # no room for the third: both places are taken by new ones
-    assert after.rows[:, 0].tolist() == [6.0, 5.0]
+    assert column(after) == [6.0, 5.0]
     again, places = after.with_updates(vectors([8.0]), 2)
     assert places == [-1]
-    assert again is after
+    assert column(again) == [6.0, 5.0]
 
 
 def test_without_scores_the_oldest_is_replaced() -> None:
@@ -79,7 +74,8 @@ def test_anchors_are_scaled_to_the_median_norm_and_a_zero_anchor_stays_zero() ->
     atlas = atlas_of(4, [3.0, 4.0], [0.0, 1.0], [0.0, 0.0])  # norms 5, 1, 0: the median is 1
     assert atlas.factors().tolist() == [0.2, 1.0, 0.0]
     one = torch.ones(3, dtype=torch.float64)
-    assert atlas.combine(one * atlas.factors()).tolist() == pytest.approx([0.6, 1.8])
+    x = torch.tensor([1.0, 10.0], dtype=torch.float64)
+    assert atlas.combine(one * atlas.factors(), x).tolist() == pytest.approx([1.6, 11.8])
     even = atlas_of(4, [1.0], [2.0], [4.0], [10.0])  # an even number: the mean of the two in the middle, 3
     assert even.factors().tolist() == pytest.approx([3.0, 1.5, 0.75, 0.3])
     assert even.factors(normalise=False).tolist() == [1.0] * 4
@@ -94,10 +90,13 @@ def test_eight_bit_anchors_are_near_the_full_ones_and_take_a_quarter_of_the_room
     device = torch.device("cpu")
     full = Atlas.empty(3, width, 32, device, torch.float32).with_updates(rows, 0)[0]
     small = Atlas.empty(3, width, 8, device, torch.float32).with_updates(rows, 0)[0]
-    assert small.rows.element_size() * small.rows.numel() == full.rows.numel()
+    padded = -(-width // BLOCK) * BLOCK  # 8-bit rows end with a whole block
+    assert small.rows.element_size() * small.rows.numel() == 3 * padded
+    assert full.rows.element_size() * full.rows.numel() == 3 * 4 * width
     c, g = torch.tensor([1.0, -0.5, 0.02]), torch.randn(width)
     torch.testing.assert_close(small.norms, full.norms, rtol=1e-3, atol=0)
-    assert float((small.combine(c) - full.combine(c)).norm() / full.combine(c).norm()) < 0.01
+    exact, x = full.combine(c, torch.zeros(width)), torch.randn(width)
+    assert float((small.combine(c, x) - x - exact).norm() / exact.norm()) < 0.01
     assert float((small.project(g) - full.project(g)).norm() / full.project(g).norm()) < 0.05
     with pytest.raises(InputError):
         Atlas.empty(3, width, 4, device, torch.float32)
@@ -115,12 +114,13 @@ def test_the_search_finds_the_coefficients_of_a_quadratic_negative_ones_included
     search = Search(Batching(0, steps=1500), learning_rate=0.02)
     zero = torch.zeros(2, dtype=torch.float64)
     there = server(model, central([3.0, -2.0]))
-    found = searched(model, search, model.initial(), atlas, atlas.factors(), zero, there)
+    models = Merged(model, model.initial(), atlas, atlas.factors())
+    found, _ = searched(models, search, zero, there)
     assert found.tolist() == pytest.approx([2.0, -4 / 3], abs=1e-4)
     # With λ it solves (1.5² + λ)·c = 1.5·target + λ·c′: c′ = (1, 1), λ = 0.75: (4.5 + 0.75)/3 and (−3 + 0.75)/3.
     pulled = Search(Batching(0, steps=3000), learning_rate=0.02, regularisation=0.75)
     one = torch.ones(2, dtype=torch.float64)
-    found = searched(model, pulled, model.initial(), atlas, atlas.factors(), one, there)
+    found, _ = searched(models, pulled, one, there)
     assert found.tolist() == pytest.approx([1.75, -0.75], abs=1e-4)
 
 
@@ -135,15 +135,15 @@ def test_the_projection_is_the_gradient_that_autograd_finds(objective: str) -> N
     factors, c = atlas.factors(), torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     _, _, test = blobs()
     batch = {"x": torch.from_numpy(test.arrays["x"][:20]), "y": torch.from_numpy(test.arrays["y"][:20])}
-    heads, loss = {}, model.loss
+    guide = Guide(model.loss)
     if objective == "out_of_domain":
-        loss = surrogate(model, "out_of_domain")
-        heads = {"2.weight": torch.randn(7, 8, dtype=torch.float64), "2.bias": torch.zeros(7, dtype=torch.float64)}
-    found = coefficient_gradient(model, loss, params, atlas, factors, c, batch, heads)
+        head = {"2.weight": torch.randn(7, 8, dtype=torch.float64), "2.bias": torch.zeros(7, dtype=torch.float64)}
+        guide = Guide(surrogate(model, "out_of_domain"), head)
+    found = Merged(model, params, atlas, factors).gradient(guide, c, batch)
 
     c.requires_grad_()
-    there = added(params, names, (c * factors) @ atlas.rows)
-    (expected,) = torch.autograd.grad(loss(there | heads, batch), c)
+    there = unflat(flat(params, names) + (c * factors) @ atlas.rows[0], params, names)
+    (expected,) = torch.autograd.grad(guide.loss(there | guide.head, batch), c)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -191,8 +191,15 @@ def test_diagnostics_say_the_age_of_the_anchors() -> None:
     result = run(
         feddle(local, Search(Batching(8, steps=1)), atlas=8), federated, central=server_data, rounds=2, cohort=4
     )
-    assert result.state["searched"]["age"] == 0.5  # four of the round before, four of this one
-    assert len(result.state["searched"]["coefficients"]) == 8
+    first, second = result.diagnostics
+    assert (first["round"], first["anchor_age_mean"], first["anchor_age_max"]) == (1, 0.0, 0.0)
+    assert second["anchor_age_mean"] == 0.5  # four of the round before, four of this one
+    assert second["anchor_age_max"] == 1.0
+    found = result.state["searched"]["coefficients"]
+    assert len(found) == 8
+    assert second["coefficient_min"] == float(found.min())
+    assert second["coefficient_max"] == float(found.max())
+    assert second["negative_share"] == sum(c < 0 for c in found.tolist()) / 8
 
 
 def test_a_head_of_its_own_is_fitted_to_other_labels() -> None:
@@ -200,13 +207,11 @@ def test_a_head_of_its_own_is_fitted_to_other_labels() -> None:
     other = CentralData({"x": test.arrays["x"], "y": test.arrays["y"] + 2})  # labels 2, 3, 4: five outputs
     model = small_mlp()
     assert head_of(model) == "2"
-    search = Search(Batching(50, steps=1), "out_of_domain", head_rate=0.1, head_steps=60)
-    at = server(model, other)
-    loss = surrogate(model, "out_of_domain")
-    theta = fitted_head(model, search, loss, model.initial(), at)
-    assert {n: tuple(x.shape) for n, x in theta.items()} == {"2.weight": (5, 8), "2.bias": (5,)}
+    how = Head(rate=0.1, steps=60)
+    guide = how.fitted(model, "out_of_domain", model.initial(), Batching(50, steps=1), server(model, other))
+    assert {n: tuple(x.shape) for n, x in guide.head.items()} == {"2.weight": (5, 8), "2.bias": (5,)}
     batch = {n: torch.from_numpy(a) for n, a in other.arrays.items()}
-    assert float(loss(model.initial() | theta, batch)) < 0.5
+    assert float(guide.loss(model.initial() | guide.head, batch)) < 0.5
 
 
 def test_rotation_needs_no_labels() -> None:
@@ -215,11 +220,10 @@ def test_rotation_needs_no_labels() -> None:
     images[:, :, 0] = draw.uniform(0.5, 1.0, (30, 1, 4))  # bright at the top
     torch.manual_seed(0)
     model = Model(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)), cross_entropy)
-    search = Search(Batching(30, steps=1), "rotation", head_rate=0.1, head_steps=80)
-    loss = surrogate(model, "rotation")
-    theta = fitted_head(model, search, loss, model.initial(), server(model, CentralData({"x": images})))
+    unlabelled = server(model, CentralData({"x": images}))
+    guide = Head(rate=0.1, steps=80).fitted(model, "rotation", model.initial(), Batching(30, steps=1), unlabelled)
     batch = {"x": torch.from_numpy(images), "key": torch.tensor(5)}
-    assert float(loss(model.initial() | theta, batch)) < 0.7  # chance: log 4 = 1.39
+    assert float(guide.loss(model.initial() | guide.head, batch)) < 0.7  # chance: log 4 = 1.39
 
 
 def test_what_cannot_work_is_refused_in_a_sentence() -> None:

@@ -14,6 +14,7 @@ from mixfed.dealing import build_scenario
 from mixfed.delays import Dropouts, HalfNormal, SpeedClasses, none
 from mixfed.errors import InputError
 from mixfed.experiment import build, build_schedule
+from mixfed.folder import RunFolder, run_in_folder
 from mixfed.recipe import Recipe
 from mixfed.schedule import Joining
 
@@ -91,10 +92,14 @@ def test_data_of_another_source_guides_feddle_under_delay(tmp_path: Path) -> Non
         toml.load("feddle-fashion-quick"),
         [f"data.folder={tmp_path}", "data.central.kind=other", "data.central.source=mnist", "data.central.examples=40",
          "data.partition.clients=12", "cohort=3", "rounds=4", "schedule.sd=1.0", "simulator.executor=loop",
-         "algorithms.feddle.objective=out_of_domain", "algorithms.feddle.head_steps=3"],
+         "algorithms.feddle.objective=out_of_domain", "algorithms.feddle.head_steps=3", "data.validation=0.2",
+         "algorithms.feddle.compare=validation"],
     )  # fmt: skip
     experiment = build(toml.resolve(table))
     assert experiment.scenario.central is not None
     assert experiment.scenario.central.arrays["x"].shape == (40, 1, 28, 28)
-    result = experiment.run()
-    assert len(result.state["searched"]["coefficients"]) > 0
+    folder = RunFolder(tmp_path / "run")
+    result = run_in_folder(experiment, folder)
+    assert folder.diagnosed() == result.diagnostics
+    assert {"round", "coefficient_min", "anchor_age_max", "cosine"} <= set(result.diagnostics[-1])
+    assert folder.diagnostics_plot.read_bytes().startswith(b"\x89PNG")

@@ -134,7 +134,7 @@ def test_missing_fields() -> None:
 
 def test_no_central_data() -> None:
     algorithm = center(LocalTrainer(small_mlp(), sgd(0.1), Batching(0, steps=1)))
-    refused("trains on central data 'centre', and the run was given none", lambda: train(algorithm, {}))
+    refused("needs central data 'centre', and the run was given none", lambda: train(algorithm, {}))
     nothing = CentralData({"x": np.zeros((0, 2), np.float32), "y": np.zeros(0, np.int64)})
     refused("The central data 'centre' is empty", lambda: train(algorithm, {}, central=nothing))
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-from mixfed.algorithms.feddle import Objective, Search, feddle, like_fedavg, like_fedbuff
+from mixfed.algorithms.feddle import Search, feddle, like_fedavg, like_fedbuff
+from mixfed.algorithms.guidance import Head, Objective
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_layers, local_global, named
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
@@ -21,6 +22,7 @@ from mixfed.core import Algorithm
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
 from mixfed.optim import Optimizer, sgd
+from mixfed.places import Place
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def _feddle(
     *,
     atlas: int = 20,
     bits: int = 32,
+    anchors: Place = "device",
     objective: Objective = "in_domain",
     learning_rate: float = 1e-3,
     regularisation: float | None = None,
@@ -171,6 +174,7 @@ def _feddle(
     head: str = "",
     head_rate: float = 1e-2,
     head_steps: int = 50,
+    compare: str = "",
 ) -> Algorithm:
     """``regularisation`` is the paper's if left out: none in-domain, 0.01 for data of another domain."""
     if regularisation is None:
@@ -184,13 +188,12 @@ def _feddle(
         by_score,
         fallback_start,
         search,
-        head,
-        head_rate,
-        head_steps,
+        Head(head, head_rate, head_steps),
+        compare,
     )
     rate = setup.server.learning_rate
     start = like_fedavg(rate) if fallback == "fedavg" else like_fedbuff(rate)
-    return feddle(setup.client, how, atlas=atlas, bits=bits, fallback=start)
+    return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=start)
 
 
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:

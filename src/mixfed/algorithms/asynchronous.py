@@ -116,7 +116,10 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
         mean = tree.combine([mean, *news], [1.0, *[1.0 / server.clients[CLIENTS]] * len(replies)])
         return moved(base, optimizer, state, calibrated, server) | {"mean": mean, "cache": cache}
 
-    return replace(base, init=init, step=step, uploads="each", late="use", buffer=buffer)
+    def restored(state: State) -> State:
+        return state | {"cache": tree.map_leaves(lambda x: x.cpu(), state["cache"])}
+
+    return replace(base, init=init, step=step, restored=restored, uploads="each", late="use", buffer=buffer)
 
 
 def moved(base: Algorithm, optimizer: Optimizer, state: State, delta: Params, server: Server) -> State:

@@ -64,6 +64,23 @@ def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mappin
     write_figure(figure, path)
 
 
+def plot_diagnostics(path: Path, title: str, history: History) -> None:
+    """A panel per diagnostic over rounds; those that end in min, mean and max are curves of one panel."""
+    panels: dict[str, dict[str, str]] = {}
+    for name in _metrics({"": [history]}):
+        panel, _, curve = name.rpartition("_") if name.endswith(("_min", "_mean", "_max")) else (name, "", "")
+        panels.setdefault(panel, {})[curve] = name
+    figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=130, layout="constrained")
+    for ax, (panel, curves) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        for number, (curve, name) in enumerate(curves.items()):
+            _curve(ax, [history], name, curve, colormaps["tab10"](number), "-")
+        _style(ax, panel.replace("_", " "))
+        if len(curves) > 1:
+            ax.legend(frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    write_figure(figure, path)
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """The picture as a file, whole or not at all."""
     buffer = io.BytesIO()

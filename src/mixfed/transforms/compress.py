@@ -99,6 +99,8 @@ def compress(
         arrive=arrive,
         private=private,
         params=lambda state: algorithm.params(state["inner"]),
+        diagnostics=lambda state: algorithm.diagnostics(state["inner"]),
+        restored=lambda state: state | {"inner": algorithm.restored(state["inner"])},
     )
 
 
