@@ -21,7 +21,7 @@ from mixfed.places import Place, check_place, room
 from mixfed.tree import Params
 
 BLOCK = 4096
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 20
 _UNSEARCHED = float("inf")
 
 
@@ -104,7 +104,8 @@ class Atlas:
         return (torch.cat(parts) * self.scales[:, : len(self)]).sum(0).to(vector.device)
 
     def kept_at(self, place: Place, device: torch.device) -> Atlas:
-        """The atlas with its anchors where they belong, which a checkpoint does not know."""
+        """The atlas with its anchors where they belong, which a checkpoint does not know, in memory of their own: sums
+        may round differently where the rows of a file do not begin at an even address."""
         rows = room(tuple(self.rows.shape), self.rows.dtype, device, place).copy_(self.rows)
         return replace(self, rows=rows, scales=self.scales.to(rows.device))
 

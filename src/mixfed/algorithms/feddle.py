@@ -128,8 +128,6 @@ def feddle(
         }
 
     def restored(state: State) -> State:
-        if place == "device":
-            return state
         device = state["params"][names[0]].device
         return state | {"atlas": Atlas(**state["atlas"]).kept_at(place, device).tree()}
 
