@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,29 @@ def test_dissimilarity_by_hand() -> None:
     assert found.largest("G2") == pytest.approx(25.0)
     # The curvature of ½·1 + ½·4 is 2.5.
     assert found.smoothness == pytest.approx(2.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_a_regulariser_is_probed_as_the_data_that_it_equals(with_data: bool) -> None:
+    """2·(w + 2)² is the loss of the centre's one example; with data as well the centre counts twice."""
+    model = point([0.0])
+    alone = replace(trainer(model, 0.1, 5), loss=lambda p, batch: 2 * (p["w"] + 2).square().sum())
+    clients, centre = quadratics()
+    data = trainer(model, 0.1, 5) if with_data else None
+    setup = Setup(trainer(model, 0.1, 5), sgd(1.0), 10, data, regulariser=alone, weights=(0.5, 0.5))
+    found = measure_dissimilarity(
+        setup, clients, centre if with_data else None, cohort=2, rounds=2, repeats=1, first_round=0
+    )
+    # As in the test above with b = 4, or 8 with both: then a + b = 7, G̃² = (1 + 64)/½ − 49 = 81, curvature ½ + 2 + 2.
+    assert found.measured["G2"][0, 0] == pytest.approx(81.0 if with_data else 25.0, abs=1e-9)
+    assert found.measured["loss"][0, 0] == pytest.approx(9.25 if with_data else 5.25, abs=1e-9)
+    assert found.smoothness == pytest.approx(4.5 if with_data else 2.5, rel=1e-6)
+    assert (found.measured["sigma_c2"] == 0).all()
+    assert found.central_batch == (1 if with_data else 0)
+    if not with_data:
+        advice = advise(found, cohort=2, steps=5, server_rate=1.0, central_examples=0)
+        assert advice.algorithm == "gradient_1way"  # G̃² of 25 is large, and no central batch is too small
+        assert "needs no data" in " ".join(advice.reasons)
 
 
 def test_dissimilarity_with_unequal_weights() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_sources import write_movielens
+
 from .tools import TINY, last_json, mixfed, refused
 
 STUDY = """
@@ -38,6 +40,17 @@ def test_the_probe_measures_and_advises(tmp_path: Path) -> None:
 
 def test_the_probe_needs_a_centre(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no central data" in refused(capsys, "probe", "digits", "--set", "data.central.kind=none")
+
+
+def test_the_probe_of_a_regulariser(tmp_path: Path) -> None:
+    write_movielens(tmp_path, "ml-100k/u.data", "\t")
+    people = ["--set", "data.held_out=0.2", "--set", "data.validation=0.0", "--set", "cohort=2"]
+    command = ["probe", "movies-100k", "--data", tmp_path, *people, "--rounds", "3", "--repeats", "1"]
+    for algorithm in ("parallel", "fedavg"):  # which would have the regulariser on clients
+        done = mixfed(*command, "--set", f"algorithm={algorithm}", "--out", tmp_path / algorithm, "--json")
+        found = last_json(done)
+        assert found["max"]["G2"] > 0 == found["max"]["sigma_c2"]
+        assert "needs no data" in done.stdout
 
 
 def test_a_comparison_of_mixed_methods_has_a_prediction(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def execute(
 
     comparison = compare_results({n: [results[n, s] for s in numbers] for n in names})
     mixed = [n for n in names if n in MIXED]
-    if probe and "parallel" in mixed and len(mixed) > 1 and first.regulariser.name == "none":
+    if probe and "parallel" in mixed and len(mixed) > 1:
         comparison["probe"] = predict(first)
     write_atomically(out / "comparison.json", (json.dumps(comparison, indent=2) + "\n").encode())
     curves = {n: [folders[n, s].history() for s in numbers] for n in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,9 @@ def execute(given: Given, rounds: int, repeats: int, out: Path | None, *, to_jso
 
 def probe(recipe: Recipe, scenario: Scenario, rounds: int, repeats: int) -> tuple[Dissimilarity, Advice]:
     """The measurements for a recipe and the advice that follows from them."""
-    if scenario.central is None:
+    if scenario.central is None and recipe.regulariser.name == "none":
         raise InputError(f"The recipe '{recipe.name}' has no central data, so there is nothing to mix and to probe.")
-    if recipe.regulariser.name != "none":
-        raise InputError(f"The recipe '{recipe.name}' mixes a regulariser; the probe compares gradients on data only.")
+    recipe = replace(recipe, algorithm="parallel")  # which mixes: a regulariser is the centre's, not the clients'
     setup = build_setup(recipe, scenario, build_model(recipe, scenario))
     with progress() as bar:
         task = bar.add_task("probe", total=rounds * repeats, told="")
@@ -58,7 +58,7 @@ def probe(recipe: Recipe, scenario: Scenario, rounds: int, repeats: int) -> tupl
         cohort=recipe.cohort,
         steps=recipe.client.steps or 1,
         server_rate=recipe.server.learning_rate,
-        central_examples=len(scenario.central),
+        central_examples=0 if scenario.central is None else len(scenario.central),
     )
     return found, advice
 

@@ -48,6 +48,9 @@ def advise(found: Dissimilarity, *, cohort: int, steps: int, server_rate: float,
     if found.largest("G2") < LARGE:
         algorithm = "parallel"
         reasons.append("It is as good as a transfer here and sends nothing extra.")
+    elif not found.central_batch:
+        algorithm = "gradient_1way"
+        reasons.append("1-way transfer takes larger step sizes than 2-way transfer, which diverges first.")
     elif batch["gradient_1way"] <= central_examples:
         algorithm = "gradient_1way"
         reasons.append(
@@ -60,12 +63,7 @@ def advise(found: Dissimilarity, *, cohort: int, steps: int, server_rate: float,
             f"1-way transfer would need a central batch of about {batch['gradient_1way']:,} to keep the centre's"
             f" variance down, more than the {central_examples:,} examples there are; 2-way transfer needs K times less."
         )
-    reasons.append(
-        f"A central batch of {batch['parallel']:,} (parallel, gradient_2way) or {batch['gradient_1way']:,}"
-        f" (gradient_1way) makes the centre's variance matter no more than the clients':"
-        f" σ² = {found.typical('sigma2'):.3g}, σ_c² = {found.typical('sigma_c2'):.3g}"
-        f" at a central batch of {found.central_batch:,}."
-    )
+    reasons.append(_on_variance(found, batch))
     reasons.append(
         f"The smoothness is estimated (from below) as β ≈ {found.smoothness:.3g}; with it, client rates up to"
         f" {rates['parallel']:.2g} (parallel), {rates['gradient_1way']:.2g} (gradient_1way) and"
@@ -92,6 +90,20 @@ def _on_dissimilarity(found: Dissimilarity, slowdown: float) -> str:
     )
 
 
+def _on_variance(found: Dissimilarity, batch: dict[str, int]) -> str:
+    if not found.central_batch:
+        return (
+            "The centre minimises a regulariser, which needs no data, so that its gradient has no variance:"
+            f" σ² = {found.typical('sigma2'):.3g}, σ_c² = 0."
+        )
+    return (
+        f"A central batch of {batch['parallel']:,} (parallel, gradient_2way) or {batch['gradient_1way']:,}"
+        f" (gradient_1way) makes the centre's variance matter no more than the clients':"
+        f" σ² = {found.typical('sigma2'):.3g}, σ_c² = {found.typical('sigma_c2'):.3g}"
+        f" at a central batch of {found.central_batch:,}."
+    )
+
+
 def _bounds(found: Dissimilarity, cohort: int, steps: int) -> dict[str, float]:
     epsilon, beta = max(TARGET * float(found.measured["gradient2"][:, :3].mean()), 1e-12), max(found.smoothness, 1e-12)
     start = max(float(found.measured["loss"][:, 0].mean()), 1e-12)
@@ -110,7 +122,9 @@ def _bounds(found: Dissimilarity, cohort: int, steps: int) -> dict[str, float]:
 
 
 def _central_batches(found: Dissimilarity, cohort: int, steps: int) -> dict[str, int]:
-    """|B_c| with S·σ_c² = σ² (1-way: K·S·σ_c² = σ²), as σ_c² falls with 1/|B_c|."""
+    """|B_c| with S·σ_c² = σ² (1-way: K·S·σ_c² = σ²), as σ_c² falls with 1/|B_c|; 0 where there are no batches."""
+    if not found.central_batch:
+        return dict.fromkeys(("parallel", "gradient_1way", "gradient_2way"), 0)
     per_example = found.typical("sigma_c2") * found.central_batch
     needed = max(1, ceil(cohort * per_example / max(found.typical("sigma2"), 1e-12)))
     return {"parallel": needed, "gradient_1way": needed * steps, "gradient_2way": needed}

@@ -6,8 +6,9 @@ With weighted losses f_f and f_c, f = f_f + f_c, and gradients ∇̃ sampled on 
     B̃² = (‖∇̃f_f‖²/w_f + ‖∇̃f_c‖²/w_c) / ‖∇̃f‖²
 
 measured along a training run with one local step a round (K = 1), in which all mixed methods are the same. Beside
-them: σ², the variance of a client's batch gradient around the cohort's mean, and σ_c², that of a central batch. All
-of it needs sums over clients only, so it can be measured in a real federation too.
+them: σ², the variance of a client's batch gradient around the cohort's mean, and σ_c², that of a central batch (none
+where the centre minimises a regulariser, which needs no batch). All of it needs sums over clients only, so it can be
+measured in a real federation too.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from torch import Tensor
 
 from mixfed import core, tree
 from mixfed.algorithms import Setup
+from mixfed.algorithms.mixed import Centre
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batches, Batching, plan_central, plan_cohort
 from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.local import gradient_of, weighted
+from mixfed.local import LocalTrainer, gradient_of, weighted
 from mixfed.model import Batch, Loss
 from mixfed.run import run
 from mixfed.schedule import sample_cohort
@@ -38,7 +40,10 @@ QUANTITIES = ("G2", "B2", "sigma2", "sigma_c2", "gradient2", "loss")
 
 @dataclass(frozen=True)
 class Dissimilarity:
-    """What was measured: an array [repeats, rounds] for each of ``QUANTITIES``, and the largest estimate of β."""
+    """What was measured: an array [repeats, rounds] for each of ``QUANTITIES``, and the largest estimate of β.
+
+    ``central_batch`` is 0 where the centre minimises a regulariser alone.
+    """
 
     measured: dict[str, NDArray[np.float64]]
     smoothness: float
@@ -58,7 +63,7 @@ class Dissimilarity:
 def measure_dissimilarity(
     setup: Setup,
     clients: FederatedData,
-    central: CentralData,
+    central: CentralData | None,
     *,
     cohort: int,
     rounds: int = 100,
@@ -89,23 +94,34 @@ def measure_dissimilarity(
         for params in (algorithm.model.initial(), result.params):
             smoothness = max(smoothness, _smoothness(setup, params, clients, central, cohort, seed + repeat))
     stacked = np.stack(runs)
-    batching = setup.at_centre().batching
+    batches = [min(c.trainer.batching.batch_size or len(d), len(d)) for c, d in _with_data(setup, central)]
     return Dissimilarity(
         {name: stacked[:, :, i] for i, name in enumerate(QUANTITIES)},
         smoothness,
         first_round,
         setup.client.batching.batch_size,
-        min(batching.batch_size or len(central), len(central)),
+        batches[0] if batches else 0,
     )
 
 
 def _one_step(setup: Setup) -> Algorithm:
     """SGD on the mixed loss, one gradient a round from each side, which writes down what it sees."""
-    batching = replace(setup.at_centre().batching, steps=2, epochs=None)
     (w_f, w_c), model, rate = setup.weights, setup.client.model, setup.client.optimizer.learning_rate
     if min(w_f, w_c) <= 0:
         raise InputError("The probe compares two losses; both weights (mixing.w_f and mixing.w_c) must be above 0.")
-    federated, central = _losses(setup)
+    federated = _weighted(setup.client, w_f)
+
+    def central(params: Params, server: Server) -> list[tuple[Params, Tensor]]:
+        """∇̃f_c and f_c on each of two batches, added up over what the centre minimises."""
+        found = []
+        for centre in setup.central_sources():
+            batching = replace(centre.trainer.batching, steps=2, epochs=None)
+            two = _one_by_one(server.batches(batching, centre.name if centre.needs_data else None))
+            found.append([_gradient(_weighted(centre.trainer, centre.weight), setup, params, b) for b in two])
+        return [
+            (tree.combine([g for g, _ in parts], [1.0] * len(parts)), torch.stack([v for _, v in parts]).sum())
+            for parts in zip(*found, strict=True)
+        ]
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         params = core.received(message["params"], private)
@@ -116,8 +132,7 @@ def _one_step(setup: Setup) -> Algorithm:
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
         seen, sums = core.mean(replies, "gradient"), core.mean(replies, "sums")
-        two = _one_by_one(server.batches(batching))
-        (first, loss), (second, _) = (_gradient(central, setup, params, b) for b in two)
+        (first, loss), (second, _) = central(params, server)
         both = tree.add(seen, first)
         norms = [float(tree.dot(g, g)) for g in (seen, first, both)]
         parts = norms[0] / w_f + norms[1] / w_c
@@ -147,11 +162,13 @@ def _one_step(setup: Setup) -> Algorithm:
     )
 
 
-def _losses(setup: Setup) -> tuple[Loss, Loss]:
-    """The weighted losses f_f and f_c."""
-    trainers = (setup.client, setup.at_centre())
-    federated, central = (weighted(t.loss or t.model.loss, w) for t, w in zip(trainers, setup.weights, strict=True))
-    return federated, central
+def _weighted(trainer: LocalTrainer, weight: float) -> Loss:
+    return weighted(trainer.loss or trainer.model.loss, weight)
+
+
+def _with_data(setup: Setup, central: CentralData | None) -> list[tuple[Centre, CentralData]]:
+    """What the centre minimises on data."""
+    return [(c, central) for c in setup.central_sources() if c.needs_data and central is not None]
 
 
 def _gradient(loss: Loss, setup: Setup, params: Params, batches: Batches) -> tuple[Params, Tensor]:
@@ -171,7 +188,7 @@ def _one_by_one(batches: Batches) -> list[Batches]:
 
 
 def _smoothness(
-    setup: Setup, params: Params, clients: FederatedData, central: CentralData, cohort: int, seed: int
+    setup: Setup, params: Params, clients: FederatedData, central: CentralData | None, cohort: int, seed: int
 ) -> float:
     """An estimate of β from below: the largest curvature of the mixed loss that a few power iterations find.
 
@@ -181,19 +198,21 @@ def _smoothness(
     chosen = sample_cohort(seed, 0, CLIENTS, len(clients), cohort)
     once = replace(setup.client.batching, steps=1, epochs=None)
     plan = plan_cohort(CLIENTS, clients, chosen, once, seed, 0)
-    at_centre = plan_central(CENTRE, central, Batching(setup.at_centre().batching.batch_size, steps=1), seed, 0)
-    batches = (
-        _pooled([plan.client(i, model.device) for i in range(len(plan))]),
-        next(iter(at_centre.client(0, model.device)))[0],
-    )
+    pooled = _pooled([plan.client(i, model.device) for i in range(len(plan))])
+    terms: list[tuple[Loss, Batch]] = [(_weighted(setup.client, setup.weights[0]), pooled)]
+    for centre, data in _with_data(setup, central):
+        at_centre = plan_central(CENTRE, data, Batching(centre.trainer.batching.batch_size, steps=1), seed, 0)
+        batch = next(iter(at_centre.client(0, model.device)))[0]
+        terms.append((_weighted(centre.trainer, centre.weight), batch))
+    terms += [(_weighted(c.trainer, c.weight), {}) for c in setup.central_sources() if not c.needs_data]
     point = tree.cast(params, torch.promote_types(model.dtype, torch.float32))
 
     def gradient(at: Params) -> Params:
         found = [
             gradient_of(loss, model.trained(at), tree.clone({n: at[n] for n in model.buffers}), batch)[0]
-            for loss, batch in zip(_losses(setup), batches, strict=True)
+            for loss, batch in terms
         ]
-        return tree.add(found[0], found[1])
+        return tree.combine(found, [1.0] * len(found))
 
     draw = torch.Generator().manual_seed(seed)
     direction = {n: torch.randn(x.shape, generator=draw).to(x) for n, x in model.trained(point).items()}

@@ -35,7 +35,8 @@ def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
         ax.set_title(heading, fontsize=11, loc="left")
         ax.set_xlabel("round", fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
-        ax.set_yscale("log")
+        if (values > 0).any():
+            ax.set_yscale("log")
     picture.suptitle(title, fontsize=12, x=0.01, ha="left")
     write_figure(picture, path)
 
