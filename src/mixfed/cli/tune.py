@@ -134,12 +134,17 @@ def _table(found: dict[str, Any]) -> Table:
     for name, entry in found["algorithms"].items():
         best = entry["best"] and entry["best"]["settings"]
         for i, trial in enumerate(entry["trials"]):
-            told = ", ".join(f"{key} = {value}" for key, value in trial["settings"].items())
+            told = "\n".join(f"{_short(key, name)} = {value}" for key, value in trial["settings"].items())
             mark = ""
             if trial["settings"] == best:
-                edge = f" (at the edge: {', '.join(entry['at_edge'])})" if entry["at_edge"] else ""
+                edges = [_short(key, name) for key in entry["at_edge"]]
+                edge = f" (at the edge: {', '.join(edges)})" if edges else ""
                 mark = f"best{edge}"
             score = "diverges" if trial["mean"] is None else mean_and_spread(trial)
             table.add_row(name if i == 0 else "", told, score, mark)
         table.add_section()
     return table
+
+
+def _short(key: str, algorithm: str) -> str:
+    return key.removeprefix(f"algorithms.{algorithm}.")
