@@ -23,7 +23,7 @@ def write_chat_wiki(folder: Path) -> None:
     writer = csv.writer(stream)
     writer.writerow(["split", "date", "time", "user", "text"])
     for user, number in rows:
-        writer.writerow(["train", "2004-11-15", "12:18", user, f'message {number} of {user}, "well"'])
+        writer.writerow(["train", "2004-11-15", "12:18", user, f'message {number} of {user}, "well"{".?!"[number]}'])
     (folder / "text" / "ubuntu_irc_by_user.csv.gz").write_bytes(gzip.compress(stream.getvalue().encode()))
     articles = [
         f"= Article {number} =\n\nArticle {number} is long.\nIt has == a part ==.\n" + f"Words {number}. " * 5 + "\n"

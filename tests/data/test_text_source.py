@@ -50,7 +50,7 @@ def test_pieces_are_shifted_by_one_and_nothing_is_padded(tmp_path: Path) -> None
     source = load_source("chat-wiki", tmp_path, length=10, min_messages=2)
     assert source.natural_clients is not None
     x, y = (source.train[name][source.natural_clients["train"] == "user 0"] for name in ("x", "y"))
-    whole = 'message 0 of user 0, "well"\nmessage 1 of user 0, "well"\nmessage 2 of user 0, "well"'
+    whole = 'message 0 of user 0, "well".\nmessage 1 of user 0, "well"?\nmessage 2 of user 0, "well"!'
     assert x.dtype == y.dtype == np.uint8
     assert decode(x.reshape(-1)) == whole[: 10 * len(x)]
     assert decode(y.reshape(-1)) == whole[1 : 10 * len(x) + 1]

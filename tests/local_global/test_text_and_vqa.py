@@ -35,35 +35,35 @@ def test_text_recipe(tmp_path: Path) -> None:
     small += ["data.validation=0.0", "rounds=2", "cohort=2", "evaluate.every=1", "algorithms.lg_fedavg.warm_start=1"]
     result = build(recipe("lg-text-quick", tmp_path, *small, "data.partition.group=4")).run()
     assert set(result.metrics) == {"accuracy_local", "accuracy_new", "accuracy_averaged"}
-    with pytest.raises(InputError, match="no user wrote 500"):
+    with pytest.raises(InputError, match="no user wrote 500 messages with a mark"):
         load_source("chat-style", tmp_path, min_messages=500)
 
 
 @pytest.mark.parametrize(
     ("message", "text", "ending"),
     [
-        ("try sudo apt", "try sudo apt", "nothing"),
+        ("try sudo apt", "try sudo apt", ""),
         ("it works. ", "it works", "full stop"),
         ("well...", "well", "full stop"),
         ("does it work?!?", "does it work", "question mark"),
         ("thanks!", "thanks", "exclamation mark"),
         ("it works! :-)", "it works", "smiley"),
-        ("see http://x.org/", "see http://x.org/", "nothing"),
+        ("see http://x.org/", "see http://x.org/", ""),
         ("???", "", "question mark"),
-        ("", "", "nothing"),
+        ("", "", ""),
     ],
 )
 def test_how_messages_end(message: str, text: str, ending: str) -> None:
-    assert without_ending(message) == (text, ENDINGS.index(ending))
+    assert without_ending(message) == (text, ending)
 
 
 def test_of_a_long_message_the_end_is_kept_without_its_mark(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "ubuntu_irc_by_user.csv").write_text("user,text\na,does it work?\na,!\na,ok\n")
+    (tmp_path / "text" / "ubuntu_irc_by_user.csv").write_text("user,text\na,does it work?\na,!\na,no mark\na,ok.\n")
     source = load_source("chat-style", tmp_path, length=4, min_messages=1)
     x, y = (np.concatenate([source.train[n], source.test[n]]) for n in ("x", "y"))
     found = {(bytes(row), ENDINGS[ending]) for row, ending in zip(x, y, strict=True)}
-    assert found == {(bytes(encode("work")), "question mark"), (bytes(encode("ok")) + bytes(2), "nothing")}
+    assert found == {(bytes(encode("work")), "question mark"), (bytes(encode("ok")) + bytes(2), "full stop")}
 
 
 def test_padding_does_not_change_what_the_bilstm_averages() -> None:

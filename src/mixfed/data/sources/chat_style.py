@@ -13,32 +13,34 @@ from mixfed.data.sources.chat_wiki import CHAT, _chat, encode
 from mixfed.errors import InputError
 from mixfed.rng import generator
 
-DESCRIPTION = "a chat user's message without its end: nothing, full stop, question mark, exclamation mark or smiley?"
+DESCRIPTION = "a chat user's message without its end: was it a full stop, question mark, exclamation mark or smiley?"
 OBTAIN = "github.com/jkkummerfeld/irc-disentanglement, as .csv with columns user and text"
-ENDINGS = ("nothing", "full stop", "question mark", "exclamation mark", "smiley")
+ENDINGS = ("full stop", "question mark", "exclamation mark", "smiley")
 
 
-def load(folder: Path | None = None, length: int = 60, min_messages: int = 40, users: int = 0) -> Source:
+def load(folder: Path | None = None, length: int = 60, min_messages: int = 20, users: int = 0) -> Source:
     """From ``text/ubuntu_irc_by_user.csv``, plain or gzipped.
 
     ``x`` is a message without its ending, its last ``length`` characters (0 beyond the end of a shorter one), ``y`` the
-    ending. Users with fewer than ``min_messages`` messages are left out, and with ``users`` only the most talkative are
-    kept. A random tenth of the messages is the test part.
+    ending; messages that end without a mark are left out. Users with fewer than ``min_messages`` of the others are left
+    out too, and with ``users`` only the most talkative are kept. A random tenth of the messages is the test part.
     """
     if length < 1 or min_messages < 1 or users < 0:
         raise InputError("length and min_messages must be at least 1 and users not negative")
-    said = {name: text.split("\n") for name, text in _chat(find(folder, OBTAIN, CHAT), min_messages).items()}
-    talkative = sorted(said, key=lambda name: (-len(said[name]), name))[: users or None]
+    said = {
+        name: [(text, ending) for text, ending in map(without_ending, messages.split("\n")) if text and ending]
+        for name, messages in _chat(find(folder, OBTAIN, CHAT), min_messages).items()
+    }
+    known = [name for name in said if len(said[name]) >= min_messages]
+    talkative = sorted(known, key=lambda name: (-len(said[name]), name))[: users or None]
     if not talkative:
-        raise InputError(f"no user wrote {min_messages} messages; choose a smaller min_messages")
-    cut = [(name, *without_ending(message)) for name in talkative for message in said[name]]
-    cut = [(name, text, ending) for name, text, ending in cut if text]
-    x = np.zeros((len(cut), length), np.uint8)
-    for row, (_, text, _) in zip(x, cut, strict=True):
+        raise InputError(f"no user wrote {min_messages} messages with a mark at the end; choose a smaller min_messages")
+    people = np.repeat(talkative, [len(said[name]) for name in talkative])
+    x, y = np.zeros((len(people), length), np.uint8), np.zeros(len(people), np.int64)
+    for row, (text, ending) in enumerate(pair for name in talkative for pair in said[name]):
         numbers = encode(text[-length:])
-        row[: len(numbers)] = numbers
-    arrays: Arrays = {"x": x, "y": np.array([ending for _, _, ending in cut], np.int64)}
-    people = np.array([name for name, _, _ in cut])
+        x[row, : len(numbers)], y[row] = numbers, ENDINGS.index(ending)
+    arrays: Arrays = {"x": x, "y": y}
     test = generator(0, "sources/chat-style").random(len(people)) < 0.1
     parts = {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
     return Source(
@@ -53,11 +55,11 @@ def load(folder: Path | None = None, length: int = 60, min_messages: int = 40, u
     )
 
 
-def without_ending(message: str) -> tuple[str, int]:
-    """What the message says before its ending, and which of :data:`ENDINGS` that is; of several marks the last."""
+def without_ending(message: str) -> tuple[str, str]:
+    """What the message says before its ending, and which of :data:`ENDINGS` that is (or ""); of several the last."""
     message = message.rstrip()
     smiley = re.search(r"(^|\s)[:;=]['-]?[()DPp/|]+$", message)
     if smiley:
-        return message[: smiley.start()].rstrip(" .?!"), 4
+        return message[: smiley.start()].rstrip(" .?!"), "smiley"
     text = message.rstrip(" .?!")
-    return text, 1 + ".?!".index(message[-1]) if len(text) < len(message) else 0
+    return text, dict(zip(".?!", ENDINGS, strict=False))[message[-1]] if len(text) < len(message) else ""
