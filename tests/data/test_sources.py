@@ -185,6 +185,15 @@ def test_writers_are_the_clients_of_mnist(tmp_path: Path) -> None:
         load_source("mnist", tmp_path)
 
 
+def test_cifar_standardised(tmp_path: Path) -> None:
+    """51/255 = 0.2 in every channel becomes (0.2 − mean)/std."""
+    write_subset(tmp_path)
+    for asked, wanted in ((False, [0.2] * 3), (True, [-0.2914 / 0.2470, -0.2822 / 0.2435, -0.2465 / 0.2616])):
+        prepare = load_source("cifar10", tmp_path, standardised=asked).prepare
+        assert prepare is not None
+        assert prepare({"x": torch.full((1, 3, 1, 1), 51)})["x"].flatten().tolist() == pytest.approx(wanted)
+
+
 def test_cifar_from_pickles_and_subset_are_alike(tmp_path: Path) -> None:
     write_subset(tmp_path)
     subset = load_source("cifar10", tmp_path)

@@ -14,8 +14,15 @@ OBTAIN = cifar.OBTAIN
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def load(folder: Path | None = None) -> Source:
-    """From ``cifar-10-batches-py/`` if it is there, else from ``cifar10_subset.npz``."""
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Of the channels over the training part."""
+
+
+def load(folder: Path | None = None, standardised: bool = False) -> Source:
+    """From ``cifar-10-batches-py/`` if it is there, else from ``cifar10_subset.npz``.
+
+    Pixels are from 0 to 1, or ``standardised`` to mean 0 and variance 1 in every channel.
+    """
     place = find(folder, OBTAIN, "cifar-10-batches-py", "cifar10_subset.npz")
     if place.is_dir():
         train = join([cifar.read_pickle(place / f"data_batch_{number}", y="labels") for number in range(1, 6)])
@@ -25,7 +32,7 @@ def load(folder: Path | None = None) -> Source:
     return Source(
         train=train,
         test=test,
-        prepare=Pixels(),
+        prepare=Pixels(MEAN, STD) if standardised else Pixels(),
         classes=10,
         natural_clients=None,
         description=f"{DESCRIPTION} (this is {place.name})",
