@@ -89,7 +89,14 @@ def mean_area(truth: Array, scores: Array) -> float:
 
 def _view(model: Model, module: nn.Module, forward: Callable[[Any, Batch], Any]) -> Model:
     """The same parameters, another output."""
-    return Model(module, model.criterion, forward=forward, dtype=model.dtype, device=model.device)
+    return Model(
+        module,
+        model.criterion,
+        forward=forward,
+        trainable=model.trainable.__contains__,
+        dtype=model.dtype,
+        device=model.device,
+    )
 
 
 def _each(
