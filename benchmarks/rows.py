@@ -10,10 +10,14 @@ vmap (4,000 rows only: a million rows would take 128 MB a client).
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from statistics import median
 
 import numpy as np
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line has it; read when PyTorch is loaded
+
 import torch
 
 from mixfed import optim
@@ -41,7 +45,9 @@ def population(items: int) -> FederatedData:
     return FederatedData.from_arrays(fields, np.repeat(np.arange(CLIENTS), EXAMPLES))
 
 
-def seconds(items: int, *, by_rows: bool, rounds: int, chunk: int | None = None) -> list[tuple[float, float]]:
+def seconds(
+    items: int, *, by_rows: bool, rounds: int, threads: int, chunk: int | None = None
+) -> list[tuple[float, float]]:
     """Wall and processor time of each round after two to warm up: sending, clients, averaging, the server's step."""
     torch.manual_seed(0)
     model = Model(DualEncoder(items, WIDTH), hinge)
@@ -49,7 +55,7 @@ def seconds(items: int, *, by_rows: bool, rounds: int, chunk: int | None = None)
     if by_rows:
         algorithm = exchange_rows(algorithm, in_place=True)
     data, ledger = population(items), Ledger()
-    simulator = Simulator("vmap", chunk=chunk)
+    simulator = Simulator("vmap", threads=threads, chunk=chunk)
     simulator.start(algorithm, {"clients": data}, {}, PrivateStore(dict), 0, ledger)
     state = algorithm.init(model.initial())
     taken = []
@@ -67,7 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3, help="how often the three are measured, in turn")
-    parser.add_argument("--chunk", type=int, default=None)
+    parser.add_argument("--chunk", type=int, default=None, help="clients at once; a thread's share if left out")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that run chunks side by side")
     arguments = parser.parse_args()
     cases = {
         "rows, 4,000 x 32": (4000, True, arguments.rounds),
@@ -77,7 +84,8 @@ def main() -> None:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(arguments.repeats):
         for name, (items, by_rows, rounds) in cases.items():
-            found[name] += seconds(items, by_rows=by_rows, rounds=rounds, chunk=arguments.chunk if by_rows else None)
+            how = {"threads": arguments.threads, "chunk": arguments.chunk}
+            found[name] += seconds(items, by_rows=by_rows, rounds=rounds, **how)
     for kind, which in (("wall clock", 0), ("processor time", 1)):
         times = {name: [t[which] for t in taken] for name, taken in found.items()}
         small, large, dense = (median(taken) for taken in times.values())

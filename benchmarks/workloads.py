@@ -7,8 +7,8 @@ the parameters by the clients' average, weighted by their examples (FedAvg, serv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,10 @@ Data = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """``criterion(outputs, y)`` gives one loss per example; x and y are [population, steps * batch, ...]."""
+    """``criterion(outputs, y)`` gives one loss per example; x and y are [population, steps * batch, ...].
+
+    ``tables`` are parameters that are only looked up, with the columns of x that hold their ids; a system may use it.
+    """
 
     name: str
     title: str
@@ -31,6 +34,7 @@ class Workload:
     module: Callable[[], nn.Module]
     criterion: Callable[[Tensor, Tensor], Tensor]
     generate: Callable[[int, int, torch.Generator], Data]
+    tables: Mapping[str, slice] = field(default_factory=dict)
 
     @property
     def examples(self) -> int:
@@ -139,6 +143,9 @@ def bag_data(population: int, examples: int, seed: torch.Generator) -> Data:
     return x, 1.0 - 2.0 * ((x[..., 0] + x[..., 10]) % 2)
 
 
+BAG_AND_ITEM = {"left.weight": slice(0, 10), "right.weight": slice(10, 11)}
+
+
 def hinge_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return (1 - y * outputs).relu()
 
@@ -149,6 +156,6 @@ WORKLOADS = {
         Workload("W1", "smile MLP", 100, 5, 2, 0.05, 1000, Smile, smile_loss, smile_data),
         Workload("W2", "CNN", 20, 20, 3, 0.1, 200, CNN, class_loss, picture_data),
         Workload("W3", "character GRU", 20, 8, 4, 0.5, 200, CharGRU, text_loss, text_data),
-        Workload("W4", "embeddings", 100, 16, 10, 5.0, 1000, DualEncoder, hinge_loss, bag_data),
+        Workload("W4", "embeddings", 100, 16, 10, 5.0, 1000, DualEncoder, hinge_loss, bag_data, BAG_AND_ITEM),
     )
 }

@@ -11,6 +11,7 @@ from clock import Clock
 from workloads import Workload
 
 import mixfed as mf
+from mixfed.algorithms.rows import exchange_rows
 from mixfed.batches import Batching
 from mixfed.measure.ledger import Ledger
 from mixfed.private import PrivateStore
@@ -20,11 +21,19 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     torch.set_num_threads(cores)
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # auto times here and now, whatever it remembers of busier hours
     x, y = workload.data()
-    fields = {"x": x.flatten(0, 1).numpy(), "y": y.flatten(0, 1).numpy()}
+    parts = {name: x[..., columns] for name, columns in workload.tables.items()} or {"x": x}
+    fields = {name: part.flatten(0, 1).numpy() for name, part in (parts | {"y": y}).items()}
     data = {"clients": mf.FederatedData(fields, np.arange(workload.population + 1) * workload.examples)}
-    model = mf.Model(workload.model(), lambda outputs, batch: workload.criterion(outputs, batch["y"]))
+    model = mf.Model(
+        workload.model(),
+        lambda outputs, batch: workload.criterion(outputs, batch["y"]),
+        forward=(lambda module, batch: module(torch.cat([batch[n] for n in parts], -1))) if workload.tables else None,
+        tables={name: [name] for name in workload.tables},
+    )
     batching = Batching(workload.batch, steps=workload.steps, shuffle=False)
     algorithm = mf.fedavg(mf.LocalTrainer(model, mf.sgd(workload.rate), batching))
+    if workload.tables:
+        algorithm = exchange_rows(algorithm)
     simulator, ledger = mf.Simulator(say=print), Ledger()
     simulator.start(algorithm, data, {}, PrivateStore(dict), 0, ledger)
     state = algorithm.init(model.initial())

@@ -77,21 +77,22 @@ class _Beneath(torch.autograd.Function):
 
 def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Params, Tensor]:
     tables, weights, buffers = tree.clone(parts["tables"]), parts["weights"], tree.clone(parts["buffers"])
-    correction = parts["correction"]
+    correction, dtype = parts["correction"], next(iter(tables.values())).dtype
     total: Tensor | float = 0.0
     for batch, active in batches:
         before = tree.clone(buffers) if active is not None else buffers
-        gradients, looked_up, values = _differentiate(loss, weights, tables, buffers, batch, batches.vectorised)
+        step = rate if active is None else active.to(dtype) * rate
+        changes, looked_up, values = _descend(loss, weights, tables, buffers, batch, step, batches.vectorised)
         for n, c in correction.items():
-            gradients[n] = gradients[n] + c if n in gradients else c
-        step = rate if active is None else active.to(values.dtype) * rate
+            change = c * (_like(step, c) if isinstance(step, Tensor) else step)
+            changes[n] = changes[n] - change if n in changes else -change
         for one in looked_up:
-            one.descend(step)
-        for n, g in gradients.items():
+            one.add_change()
+        for n, change in changes.items():
             if n in tables:
-                tables[n].sub_(_times(g, step))
+                tables[n].add_(change)
             else:
-                weights = weights | {n: weights[n] - _times(g, step)}
+                weights = weights | {n: weights[n] + change}
         if active is not None:
             buffers = {n: torch.where(_like(active, b), b, before[n]) for n, b in buffers.items()}
             values = values * active
@@ -99,11 +100,12 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
     return weights | tables | buffers, torch.as_tensor(total)
 
 
-def _differentiate(
-    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, many: bool
+def _descend(
+    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, step: float | Tensor, many: bool
 ) -> tuple[Params, list[_Lookup], Tensor]:
-    """The gradients of weights (and of tables, where they are used other than in lookups), the lookups with theirs,
-    and the loss of every client. Clients have nothing in common, so that the gradient of a sum is that of each."""
+    """The changes −step·∇loss of weights (and of tables, where they are used other than in lookups), the lookups with
+    theirs, and the loss of every client. Clients have nothing in common, so that the gradient of a sum is each one's,
+    and it is the sum that is scaled, which costs nothing."""
     leaves = {n: x.detach().requires_grad_() for n, x in (weights | tables).items()}
     found: list[_Lookup] = []
 
@@ -116,10 +118,10 @@ def _differentiate(
         if not values.requires_grad:
             return {}, [], values
         by = [*leaves.values(), *(one.rows for one in found)]
-        gradients = torch.autograd.grad(values.sum(), by, allow_unused=True)
-    own = {n: g for n, g in zip(leaves, gradients, strict=False) if g is not None}
-    for one, g in zip(found, gradients[len(leaves) :], strict=True):
-        one.gradient = g
+        changes = torch.autograd.grad((values * -step).sum(), by, allow_unused=True)
+    own = {n: x for n, x in zip(leaves, changes, strict=False) if x is not None}
+    for one, x in zip(found, changes[len(leaves) :], strict=True):
+        one.change = x
     return own, found, values.detach()
 
 
@@ -130,14 +132,13 @@ class _Lookup:
     flat: Tensor
     places: Tensor
     rows: Tensor
-    gradient: Tensor | None = None
+    change: Tensor | None = None
 
-    def descend(self, step: float | Tensor) -> None:
-        """flat[places] ← flat[places] − step·gradient, added up where a place occurs more than once."""
-        if self.gradient is None:
-            return
-        change = _times(self.gradient, -step).reshape(len(self.places), -1)
-        self.flat.scatter_add_(0, self.places[:, None].expand_as(change), change)
+    def add_change(self) -> None:
+        """flat[places] ← flat[places] + change, added up where a place occurs more than once."""
+        if self.change is not None:
+            change = self.change.reshape(len(self.places), -1)
+            self.flat.scatter_add_(0, self.places[:, None].expand_as(change), change)
 
 
 class _Watch(TorchFunctionMode):
@@ -197,7 +198,3 @@ class _Watch(TorchFunctionMode):
 def _like(x: Tensor, y: Tensor) -> Tensor:
     """One number for each client, in a shape that goes with y."""
     return x.view(*x.shape, *(1,) * (y.ndim - x.ndim))
-
-
-def _times(x: Tensor, step: float | Tensor) -> Tensor:
-    return x * (_like(step, x).to(x.dtype) if isinstance(step, Tensor) else step)
