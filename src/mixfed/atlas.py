@@ -99,8 +99,8 @@ class Atlas:
 
     def project(self, vector: Tensor) -> Tensor:
         """⟨aₘ, vector⟩ for each anchor."""
-        columns = self._in_blocks(vector)[..., None]
-        parts = [torch.bmm(rows, columns[some])[..., 0] for some, rows in self._read()]
+        columns = self._in_blocks(vector)[:, None]  # times the transposed: many times faster than rows × columns here
+        parts = [torch.bmm(columns[some], rows.transpose(1, 2))[:, 0] for some, rows in self._read()]
         return (torch.cat(parts) * self.scales[:, : len(self)]).sum(0).to(vector.device)
 
     def kept_at(self, place: Place, device: torch.device) -> Atlas:

@@ -33,7 +33,7 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, place
 
 
 def moved(tensor: Tensor, place: Place) -> Tensor:
-    """The tensor at this place, which is where it is already if that is the device."""
-    if place == "device":
+    """The tensor at this place; the same one where it is there already."""
+    if place == "device" or (place == "memory" and tensor.device.type == "cpu"):
         return tensor
     return room(tuple(tensor.shape), tensor.dtype, tensor.device, place).copy_(tensor)
