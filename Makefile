@@ -26,6 +26,7 @@ bench: $(BENCH)/installed
 	$(BENCH)/bin/python benchmarks/run.py
 	$(BENCH)/bin/python benchmarks/population.py
 	$(BENCH)/bin/python benchmarks/mixed.py
+	$(BENCH)/bin/python benchmarks/asynchronous.py
 	$(BENCH)/bin/python benchmarks/rows.py
 
 clean:
