@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from systems import BASELINES, SYSTEMS
+from systems import BASELINES, ENVIRONMENT, SYSTEMS
 from torch import Tensor
 from workloads import WORKLOADS, Workload
 
@@ -39,6 +39,7 @@ def measure(workload: Workload, system: str, wanted: dict[str, Tensor], options:
             process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("one.py")), *command],
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env=os.environ | ENVIRONMENT.get(system, {}),
             )  # fmt: skip
             try:
                 process.wait(options.timeout)
