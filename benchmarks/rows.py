@@ -1,8 +1,10 @@
 """Does a round follow the rows that clients touch, whatever the size of the table?
 
 100 clients a round, 10 steps of 16 examples with ten items seen and one that follows, tables of 4,000 × 32 and
-1,000,000 × 32, FedAvg with plain SGD. Compared: row exchange on both tables, and the whole table on every client under
-vmap (4,000 rows only: a million rows would take 128 MB a client).
+1,000,000 × 32, FedAvg with plain SGD. A client has seen 170 items one after the other, and an example is eleven in a
+row: it touches 170 rows at most, as users of MovieLens do (167 on average). With --scattered every example has eleven
+items of its own, so that a client touches 1,400 rows of 4,000 or 1,760 of a million. Compared: row exchange on both
+tables, and the whole table on every client under vmap (4,000 rows only: a million rows would take 128 MB a client).
 
     python benchmarks/rows.py            # about a minute; on a busy machine only the processor time means something
 """
@@ -38,15 +40,19 @@ from mixfed.schedule import sample_cohort
 CLIENTS, COHORT, EXAMPLES, HISTORY, WIDTH = 300, 100, 160, 10, 32
 
 
-def population(items: int) -> FederatedData:
+def population(items: int, *, scattered: bool) -> FederatedData:
     draw = np.random.default_rng(0)
-    total = CLIENTS * EXAMPLES
-    fields = {"x": draw.integers(0, items, (total, HISTORY)), "y": draw.integers(0, items, total)}
+    if scattered:
+        windows = draw.integers(0, items, (CLIENTS * EXAMPLES, HISTORY + 1))
+    else:
+        seen = draw.integers(0, items, (CLIENTS, EXAMPLES + HISTORY))
+        windows = np.lib.stride_tricks.sliding_window_view(seen, HISTORY + 1, axis=1).reshape(-1, HISTORY + 1)
+    fields = {"x": windows[:, :HISTORY].copy(), "y": windows[:, HISTORY].copy()}
     return FederatedData.from_arrays(fields, np.repeat(np.arange(CLIENTS), EXAMPLES))
 
 
 def seconds(
-    items: int, *, by_rows: bool, rounds: int, threads: int, chunk: int | None = None
+    items: int, *, by_rows: bool, rounds: int, threads: int, scattered: bool = False, chunk: int | None = None
 ) -> list[tuple[float, float]]:
     """Wall and processor time of each round after two to warm up: sending, clients, averaging, the server's step."""
     torch.manual_seed(0)
@@ -54,7 +60,7 @@ def seconds(
     algorithm = fedavg(LocalTrainer(model, optim.sgd(0.5), Batching(16, steps=10)))
     if by_rows:
         algorithm = exchange_rows(algorithm, in_place=True)
-    data, ledger = population(items), Ledger()
+    data, ledger = population(items, scattered=scattered), Ledger()
     simulator = Simulator("vmap", threads=threads, chunk=chunk)
     simulator.start(algorithm, {"clients": data}, {}, PrivateStore(dict), 0, ledger)
     state = algorithm.init(model.initial())
@@ -75,6 +81,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="how often the three are measured, in turn")
     parser.add_argument("--chunk", type=int, default=None, help="clients at once; a thread's share if left out")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that run chunks side by side")
+    parser.add_argument("--scattered", action="store_true", help="every example has items of its own")
     arguments = parser.parse_args()
     cases = {
         "rows, 4,000 x 32": (4000, True, arguments.rounds),
@@ -84,7 +91,7 @@ def main() -> None:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for _ in range(arguments.repeats):
         for name, (items, by_rows, rounds) in cases.items():
-            how = {"threads": arguments.threads, "chunk": arguments.chunk}
+            how = {"threads": arguments.threads, "scattered": arguments.scattered, "chunk": arguments.chunk}
             found[name] += seconds(items, by_rows=by_rows, rounds=rounds, **how)
     for kind, which in (("wall clock", 0), ("processor time", 1)):
         times = {name: [t[which] for t in taken] for name, taken in found.items()}

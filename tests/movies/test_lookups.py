@@ -18,7 +18,7 @@ from mixfed.batches import Batches
 from mixfed.core import Algorithm
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.lookups import train_on_lookups
+from mixfed.lookups import bag, train_on_lookups
 from mixfed.model import Model
 from mixfed.models.recommender import DualEncoder
 from mixfed.recommend import hinge
@@ -40,6 +40,41 @@ def test_a_step_by_hand() -> None:
     torch.testing.assert_close(end["T"], torch.tensor([[0.6], [1.7], [2.1]]))
     torch.testing.assert_close(loss, torch.tensor((1 + 9 + 9) / 6))
     assert parts["tables"]["T"].tolist() == [[1], [2], [3]]
+
+
+def test_a_step_on_bags_by_hand() -> None:
+    """T = (1, 2, 3), bags (0, 2, 2) and (1, padding, padding): sums s = 7 and 2, loss = mean of s²/2, rate 0.2.
+
+    The gradient of a bag is s/2 = 3.5 and 1, and each of its places has it, so that T becomes
+    T − 0.2·(3.5, 1, 3.5 + 3.5) = (0.3, 1.8, 1.6).
+    """
+    batch = {"x": torch.tensor([[[0, 2, 2], [1, -1, -1]]])}
+    one = torch.ones(())
+    batches = Batches("clients", batch, torch.zeros((), dtype=torch.int64), one, one * 2, (2,), tables={"T": ("x",)})
+    parts = {"tables": {"T": torch.tensor([[1.0], [2.0], [3.0]])}, "weights": {}, "buffers": {}, "correction": {}}
+    end, loss = train_on_lookups(lambda p, b: bag(b["x"], p["T"]).square().mean() / 2, parts, batches, 0.2)
+    torch.testing.assert_close(end["T"], torch.tensor([[0.3], [1.8], [1.6]]))
+    torch.testing.assert_close(loss, torch.tensor((49 + 4) / 4))
+
+
+def test_a_bag_is_the_sum_of_its_rows_without_padding() -> None:
+    table = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
+    ids = torch.tensor([[0, 1, 1], [1, -1, -1], [-1, -1, -1]])
+    expected = torch.tensor([[5.0, 50.0], [2.0, 20.0], [0.0, 0.0]])
+    torch.testing.assert_close(bag(ids, table), expected)
+    torch.testing.assert_close(torch.vmap(bag)(ids[None], table[None])[0], expected)
+
+
+class InBags(DualEncoder):
+    """Bags with padding, bags of one without any, and bags of a table that is not exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.kinds = nn.Parameter(torch.randn(2, WIDTH))
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        items = bag(seen, self.embedding.weight) + bag((seen >= 0).long(), self.kinds)
+        return (self.hidden(items) * bag(following[..., None], self.embedding.weight)).sum(-1)
 
 
 class Indexed(DualEncoder):
@@ -93,6 +128,8 @@ def even() -> FederatedData:
 @pytest.mark.parametrize(
     ("module", "data", "executor"),
     [
+        (InBags, clients, "loop"),
+        (InBags, clients, "vmap"),
         (lambda: Indexed(ITEMS, WIDTH), clients, "loop"),
         (lambda: Indexed(ITEMS, WIDTH), clients, "vmap"),
         (ByFrequency, clients, "loop"),

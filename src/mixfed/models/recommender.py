@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixfed.lookups import bag
+
 
 class DualEncoder(nn.Module):
     """Two towers over one table E [N, d] of item embeddings, compared by the cosine of their ends.
@@ -28,12 +30,11 @@ class DualEncoder(nn.Module):
 
     def forward(self, seen: Tensor, following: Tensor) -> Tensor:
         """In training the score of the item that followed, [batch]; else the scores of all items, [batch, N]."""
-        known = (seen >= 0).to(self.embedding.weight.dtype)
-        bag = (self.embedding(seen.clamp(min=0)) * known[..., None]).sum(-2)
-        left = unit(F.relu(self.hidden(bag / known.sum(-1, keepdim=True).clamp(min=1))))
+        count = (seen >= 0).sum(-1, keepdim=True).clamp(min=1)
+        left = F.relu(self.hidden(bag(seen, self.embedding.weight) / count))
         if self.training:
-            return (left * unit(self.embedding(following))).sum(-1)
-        scores: Tensor = left @ unit(self.embedding.weight).T
+            return cosine(left, self.embedding(following))
+        scores: Tensor = unit(left) @ unit(self.embedding.weight).T
         return scores
 
     def on_batch(self, batch: dict[str, Tensor]) -> Tensor:
@@ -42,6 +43,15 @@ class DualEncoder(nn.Module):
         return scores
 
 
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """x·y/(‖x‖·‖y‖) along the last dimension; that of a vector of nothing is 0."""
+    return (x * y).sum(-1) * torch.rsqrt(_square(x) * _square(y))
+
+
 def unit(x: Tensor) -> Tensor:
     """x/‖x‖ along the last dimension; a vector of nothing stays nothing."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True).clamp(min=1e-12))
+    return x * torch.rsqrt(_square(x)[..., None])
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.square().sum(-1).clamp(min=1e-12)
