@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -91,6 +92,9 @@ class Atlas:
 
     def combine(self, coefficients: Tensor, onto: Tensor) -> Tensor:
         """x + Σ cₘ·aₘ, x the vector ``onto``: the scales of 8-bit rows go into the coefficients."""
+        if self._whole is not None:
+            moved = torch.addmv(onto.to(self._whole.device), self._whole.T, coefficients.to(self._whole.device))
+            return moved.to(coefficients.device)
         weights = self.scales[:, None, : len(self)] * coefficients.to(self.scales.device)
         start = self._in_blocks(onto)
         parts = [torch.baddbmm(start[some, None], weights[some], rows)[:, 0] for some, rows in self._read()]
@@ -99,6 +103,8 @@ class Atlas:
 
     def project(self, vector: Tensor) -> Tensor:
         """⟨aₘ, vector⟩ for each anchor."""
+        if self._whole is not None:
+            return torch.mv(self._whole, vector.to(self._whole.device)).to(vector.device)
         columns = self._in_blocks(vector)[:, None]  # times the transposed: many times faster than rows × columns here
         parts = [torch.bmm(columns[some], rows.transpose(1, 2))[:, 0] for some, rows in self._read()]
         return (torch.cat(parts) * self.scales[:, : len(self)]).sum(0).to(vector.device)
@@ -112,6 +118,11 @@ class Atlas:
     def tree(self) -> dict[str, Any]:
         """The atlas as a tree."""
         return {n: getattr(self, n) for n in ("size", "width", "rows", "scales", "norms", "scores", "born")}
+
+    @cached_property
+    def _whole(self) -> Tensor | None:
+        """The anchors as a matrix, which they are in full precision."""
+        return self.rows[0, : len(self)] if self.rows.dtype.is_floating_point else None
 
     def _read(self) -> Iterator[tuple[slice, Tensor]]:
         """Some blocks at a time, as few as stay in the cache while 8-bit rows are made numbers again."""
