@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mixfed.errors import InputError
+
 
 def linear(inputs: int, outputs: int) -> nn.Module:
     """Logistic regression: one linear layer on flattened inputs."""
@@ -26,17 +28,33 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), dropout: float
 
 
 def cnn(
-    channels: int, size: int, outputs: int, widths: Sequence[int] = (32, 64), dense: int = 128, dropout: float = 0.0
+    channels: int,
+    size: int,
+    outputs: int,
+    widths: Sequence[int] = (32, 64),
+    dense: int = 128,
+    dropout: float = 0.0,
+    pool_after: int = 0,
 ) -> nn.Module:
-    """3×3 convolutions with ReLU, one 2×2 pooling, a dense layer and a head, for square images."""
+    """3×3 convolutions with ReLU, one 2×2 pooling, a dense layer and a head, for square images.
+
+    The pooling comes after the last convolution, or after the first ``pool_after``, which leaves the others less work.
+    """
+    if not 0 <= pool_after <= len(widths):
+        raise InputError(f"The pooling cannot come after convolution {pool_after} of {len(widths)}.")
     layers: list[nn.Module] = []
-    for width in widths:
+    for number, width in enumerate(widths, 1):
         layers += [nn.Conv2d(channels, width, 3), nn.ReLU()]
         channels, size = width, size - 2
-    layers += [nn.MaxPool2d(2), nn.Flatten()]
+        if number == (pool_after or len(widths)):
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+    if size < 1:
+        raise InputError("The images are too small for this many convolutions.")
+    layers.append(nn.Flatten())
     if dropout:
         layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers, nn.Linear(channels * (size // 2) ** 2, dense), nn.ReLU(), nn.Linear(dense, outputs))
+    return nn.Sequential(*layers, nn.Linear(channels * size**2, dense), nn.ReLU(), nn.Linear(dense, outputs))
 
 
 class CharacterGRU(nn.Module):
