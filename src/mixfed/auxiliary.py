@@ -26,6 +26,10 @@ def beside_head(
 ) -> tuple[nn.Module, Criterion, Forward | None]:
     """The network with the recipe's auxiliary model, its loss, and how it is called."""
     how = recipe.auxiliary
+    if not how.weight >= 0:
+        raise InputError(f"The weight of an auxiliary model cannot be negative, as {how.weight} is.")
+    if not 0 <= how.dropout < 1:
+        raise InputError(f"The dropout of an auxiliary model is from 0 to below 1, not {how.dropout}.")
     whole = getattr(network, "takes_batch", False)  # a network of several inputs
     if how.kind == "none":
         return network, criterion, (lambda network, batch: network(batch)) if whole else None

@@ -160,7 +160,8 @@ class Algorithm:
     aggregation and all-reduce; ``"each"`` asks for every client's upload.
     ``params(state)`` is the model to evaluate and to save. ``private(params)`` is what a client's device holds before
     its first round. Where clients end up with models of their own, ``personal(params, private)`` is a client's, from
-    the common model and what the client keeps.
+    the common model and what the client keeps; private buffers (BatchNorm's statistics) alone make it one's own.
+    ``settles`` says that a device which joins later learns what it keeps before the server takes anything from it.
     ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
     ``rows`` are tables that travel by rows (see :mod:`mixfed.rows`), with the fields of ids that index them.
     ``row_wise`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
@@ -184,6 +185,7 @@ class Algorithm:
     params: Callable[[State], Params] = lambda state: state["params"]
     private: Callable[[Params], Private] = lambda params: {}
     personal: Personal | None = None
+    settles: bool = False
     arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     row_wise: bool = False
@@ -192,6 +194,10 @@ class Algorithm:
     steps_alone: bool = False
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
     restored: Callable[[State], State] = lambda state: state
+
+    def __post_init__(self) -> None:
+        if self.personal is None and self.model.buffer_policy == "private" and self.model.buffers:
+            object.__setattr__(self, "personal", received)
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:
@@ -216,6 +222,12 @@ def kept_private(model: Model, params: Params) -> Private:
     if model.buffer_policy != "private" or not model.buffers:
         return {}
     return {"buffers": {n: params[n].to(model.dtype) for n in model.buffers}}
+
+
+def own_model(model: Model, start: Params, end: Params) -> Params:
+    """What a client keeps that has a model to itself: where training ended, but where the policy for buffers says that
+    clients' are discarded, with those that it began with."""
+    return end | {n: start[n] for n in model.buffers} if model.buffer_policy == "server" else end
 
 
 def change(model: Model, start: Params, end: Params) -> Params:

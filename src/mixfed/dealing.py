@@ -18,6 +18,8 @@ from mixfed.recipe import Recipe
 
 def build_scenario(recipe: Recipe) -> Scenario:
     """Loads the source and deals its examples to clients and centre; held-out examples are the same for all seeds."""
+    if recipe.theory.rho:
+        raise InputError(f"{recipe.name} has curves in closed form and no data to deal; draw them with 'mixfed run'.")
     data = recipe.data
     source = load_source(data.source, data.folder or None, **data.options)
     people = None if source.natural_clients is None else source.natural_clients["train"]

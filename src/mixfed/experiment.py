@@ -10,7 +10,7 @@ import torch
 
 from mixfed import rng
 from mixfed._schema import parameters
-from mixfed.algorithms import ALGORITHMS, Setup
+from mixfed.algorithms import ALGORITHMS, Setup, base_of
 from mixfed.algorithms.rows import exchange_rows
 from mixfed.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.backends.simulator import Simulator
@@ -96,9 +96,10 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     scenario = scenario or build_scenario(recipe)
     model = build_model(recipe, scenario)
     entry = ALGORITHMS[recipe.algorithm]
+    mixes = _mixes(recipe)
     setup = build_setup(recipe, scenario, model)
     algorithm = entry.make(setup, **recipe.algorithm_options())
-    on_clients = recipe.regulariser.name != "none" and not entry.mixes
+    on_clients = recipe.regulariser.name != "none" and not mixes
     if recipe.rows.exchange and algorithm.batching and not on_clients:
         algorithm = exchange_rows(algorithm, by_touch=recipe.rows.by_touch)
     clients = scenario.clients
@@ -128,7 +129,7 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
     if scenario.central is not None and (recipe.regulariser.name == "none" or recipe.regulariser.with_data):
         centre = _trainer(recipe.central, model, "central")
     regulariser = _regulariser(recipe, model)
-    if regulariser is not None and not ALGORITHMS[recipe.algorithm].mixes:
+    if regulariser is not None and not _mixes(recipe):
         own, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
         client = replace(client, loss=lambda params, batch: own(params, batch) + common(params, batch))
         regulariser = None
@@ -140,7 +141,15 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         regulariser=replace(_trainer(recipe.central, model, "central"), loss=regulariser) if regulariser else None,
         merge=optimizer_of(recipe.merge),
         weights=(recipe.mixing.w_f, recipe.mixing.w_c),
+        options=recipe.algorithms,
     )
+
+
+def _mixes(recipe: Recipe) -> bool:
+    """Whether the algorithm, or the one that it is built on, minimises a regulariser at the centre."""
+    name = recipe.algorithm
+    entry = base_of(recipe.algorithm_options().get("base", "fedavg")) if name == "lg_fedavg" else ALGORITHMS[name]
+    return entry.mixes
 
 
 def _regulariser(recipe: Recipe, model: Model) -> Loss | None:

@@ -55,6 +55,10 @@ class PrivateStore:
         """One client's private part."""
         return {part: {n: x[0] for n, x in p.items()} for part, p in self.gather(source, [client], first).items()}
 
+    def keeps_something(self) -> bool:
+        """Whether clients have private parts at all."""
+        return bool(self._initial() or self._tables)
+
     def put_all(self, source: str, clients: Sequence[int], private: Private) -> None:
         """Keeps the private parts of several clients, as :meth:`gather` gives them."""
         for part, leaves in private.items():

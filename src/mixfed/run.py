@@ -98,6 +98,8 @@ def run(
     schedule = schedule or Schedule(cohort)
     if joining:
         schedule = replace(schedule, joining=joining)
+    if joining and joining.round >= rounds:
+        raise InputError(f"A device that joins after {joining.round} rounds never joins a run of {rounds}.")
     _check(algorithm, populations, schedule)
     ledger = Ledger()
     untouched = algorithm.private(algorithm.model.initial())
@@ -128,7 +130,7 @@ def run(
         server = Server(number, seed, algorithm.model, sources, ledger, sizes)
         messages = algorithm.broadcast(state, server)
         steps = exchange.round(messages, number, version)
-        if joining and algorithm.personal and joining.settling(number):
+        if joining and algorithm.settles and joining.settling(number):
             steps = []
         elif not steps and (not messages or algorithm.steps_alone):
             steps = [[]]

@@ -96,10 +96,11 @@ class Schedule:
     def check(self, source: str, data: FederatedData) -> None:
         """Refuses a cohort that the population cannot give."""
         size = self.concurrency or self.size(source)
-        if not 1 <= size <= len(data):
+        there = len(data) - 1 if self.joining else len(data)
+        if not 1 <= size <= there:
             raise InputError(
-                f"A cohort of {size} clients cannot be drawn from the {len(data)} clients of '{source}';"
-                f" choose between 1 and {len(data)}."
+                f"A cohort of {size} clients cannot be drawn from the {there} clients of '{source}';"
+                f" choose between 1 and {there}."
             )
 
 

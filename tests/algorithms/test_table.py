@@ -23,6 +23,7 @@ from mixfed.core import Algorithm
 from mixfed.delays import Dropouts, HalfNormal
 from mixfed.local import LocalTrainer
 from mixfed.measure.metrics import evaluator
+from mixfed.model import Model
 from mixfed.private import PrivateStore
 from mixfed.run import Result, run
 from mixfed.schedule import Schedule
@@ -34,8 +35,8 @@ FEDERATED, CENTRAL, TEST = blobs()
 ROUNDS = 6
 
 
-def setup(optimizer: optim.Optimizer | None = None) -> Setup:
-    model = small_mlp()
+def setup(optimizer: optim.Optimizer | None = None, model: Model | None = None) -> Setup:
+    model = model or small_mlp()
     return Setup(
         client=LocalTrainer(model, optimizer or optim.sgd(0.1), Batching(3, epochs=2)),
         server=optim.sgd(1.0),

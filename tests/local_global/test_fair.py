@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,8 @@ from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching, plan_cohort
+from mixfed.checkpoint import Checkpoints
+from mixfed.core import Algorithm
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.losses import binary_cross_entropy, squared_error
@@ -21,7 +25,7 @@ from mixfed.model import Batch, Model
 from mixfed.models.networks import mlp
 from mixfed.models.parts import Parts, first_only, with_auxiliary
 from mixfed.optim import sgd
-from mixfed.run import run
+from mixfed.run import Result, run
 
 
 def linear(value: float) -> nn.Linear:
@@ -111,6 +115,56 @@ def test_a_fresh_adversary_reads_what_was_not_hidden() -> None:
     fresh = postfit_test(algorithm, module, data, data, hidden=[8])(result.params, result.privates)  # type: ignore[arg-type]
     assert known["adversary_auc"] > 0.8
     assert fresh["postfit_auc"] > 0.9
+
+
+def test_clients_without_test_examples_leave_the_others_their_own_adversary() -> None:
+    """Client 1 says the attribute by x₁, client 2 by −x₁: asked about the other one's, an adversary would be wrong."""
+    draw = np.random.default_rng(1)
+
+    def people(n: int, sign: int) -> dict[str, np.ndarray]:
+        protected = draw.integers(0, 2, (n, 1))
+        x = draw.normal(size=(n, 3)).astype(np.float32)
+        x[:, 1] = sign * (4 * protected[:, 0] - 2)
+        return {"x": x, "y": np.zeros(n, np.int64), "protected": protected}
+
+    train = FederatedData.from_datasets([people(200, 1), people(200, 1), people(200, -1)])
+    both = [people(60, 1), people(60, -1)]
+    rows = [np.arange(0), np.arange(60), np.arange(60, 120)]
+    test = FederatedData.from_groups({n: np.concatenate([p[n] for p in both]) for n in both[0]}, rows)
+    model = fair_model()
+    trainer = Minimax(model, sgd(1e-9), Batching(16, epochs=1), strength=0.0)
+    algorithm = local_global(fedavg(trainer), named(["head."]))
+    result = run(algorithm, train, rounds=1, cohort=3, backend=Simulator("loop"))
+    assert test.sizes().tolist() == [0, 60, 60]
+    fresh = postfit_test(algorithm, model.module(), train, test, hidden=[8])(result.params, result.privates)  # type: ignore[arg-type]
+    assert fresh["postfit_auc"] > 0.95
+
+
+def test_pre_training_costs_what_a_resumed_run_says(tmp_path: Path) -> None:
+    def algorithm() -> Algorithm:
+        trainer = Minimax(fair_model(), sgd(0.1), Batching(16, epochs=1), strength=1.0, pretrain=2)
+        return local_global(fedavg(trainer), named(["head."]))
+
+    def trained(rounds: int, name: str, *, resume: bool = False) -> Result:
+        kept = Checkpoints(tmp_path / name, every=1)
+        simulator = Simulator("loop")
+        return run(algorithm(), census(), rounds=rounds, cohort=3, backend=simulator, checkpoints=kept, resume=resume)
+
+    straight = trained(5, "a")
+    trained(3, "b")
+    assert trained(5, "b", resume=True).ledger == straight.ledger
+
+
+def test_gaps_skip_groups_that_are_empty() -> None:
+    found = {
+        "scores": np.array([1.0, 1, -1, -1]),
+        "y": np.array([0, 0, 0, 0]),
+        "protected": np.array([[1, 1], [1, 1], [1, 0], [1, 0]]),
+    }
+    for order in ([0, 1], [1, 0]):
+        swapped = found | {"protected": found["protected"][:, order]}
+        assert parity_gap(swapped) == odds_gap(swapped) == 1.0
+    assert np.isnan(parity_gap(found | {"protected": np.ones((4, 1))}))
 
 
 def test_gaps_by_hand() -> None:

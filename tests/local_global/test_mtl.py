@@ -9,6 +9,7 @@ from mixfed.algorithms.mtl import mean_regularised, mtl
 from mixfed.backends.simulator import Simulator
 from mixfed.errors import InputError
 from mixfed.run import run
+from mixfed.schedule import Joining
 from tests.problems import point, targets, trainer
 
 
@@ -50,6 +51,15 @@ def test_the_server_keeps_the_mean_over_all_clients() -> None:
     own = {c: float(p["params"]["w"]) for c, p in result.privates.items("clients")}  # type: ignore[union-attr]
     mean = sum(own.get(c, 1.0) for c in range(7)) / 7
     assert float(result.params["w"]) == pytest.approx(mean)
+
+
+def test_the_mean_is_kept_while_a_device_settles() -> None:
+    """Only what stays on a device may be learnt without the server; the mean of all models has to follow them."""
+    data = targets(*[[[float(i)]] for i in range(5)])
+    joining = Joining(1, 0.5, settle=2)
+    result = run(mtl(trainer(point([1.0]), 0.1), lambda1=0.2), data, rounds=3, cohort=2, joining=joining)
+    own = {c: float(p["params"]["w"]) for c, p in result.privates.items("clients")}  # type: ignore[union-attr]
+    assert float(result.params["w"]) == pytest.approx(sum(own.get(c, 1.0) for c in range(5)) / 5)
 
 
 def test_negative_weights_are_refused() -> None:

@@ -7,15 +7,23 @@ import pytest
 import torch
 
 from mixfed.algorithms import ALGORITHMS
+from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global
+from mixfed.batches import Batching
 from mixfed.core import Algorithm
 from mixfed.data.store import CentralData
+from mixfed.local import LocalTrainer
+from mixfed.losses import cross_entropy
 from mixfed.measure.metrics import measure
 from mixfed.measure.personal import average, averaged_test, local_test, new_test
+from mixfed.model import Model
+from mixfed.optim import sgd
+from mixfed.private import PrivateStore
 from mixfed.run import Result
 from mixfed.tree import Params
 from tests.algorithms.test_table import FEDERATED, TEST, head, setup, train
+from tests.peak import Peak
 
 ROWS = ["fedavg", "local", "mtl", "lg", "lg, warm start"]
 
@@ -90,3 +98,36 @@ def test_local_test_of_some_clients() -> None:
     whole = local_test(algorithm, FEDERATED, ["loss"])(result.params, result.privates)["loss_local"]  # type: ignore[arg-type]
     sizes = FEDERATED.sizes()
     assert whole == pytest.approx(np.average(both, weights=[sizes[:4].sum(), sizes[4:].sum()]))
+
+
+def private_models(clients: int, dtype: torch.dtype) -> tuple[Algorithm, PrivateStore]:
+    """Local only on a linear model, and clients whose models differ."""
+    model = Model(torch.nn.Linear(4, 3), cross_entropy, dtype=dtype)
+    algorithm = local_only(LocalTrainer(model, sgd(0.1), Batching(0, steps=1)))
+    privates = PrivateStore(lambda: algorithm.private(model.initial()))
+    draw = torch.Generator().manual_seed(0)
+    for client in range(clients):
+        own = {n: torch.rand(x.shape, generator=draw).to(dtype) for n, x in model.initial().items()}
+        privates.put("clients", client, {"params": own})
+    return algorithm, privates
+
+
+def test_the_mean_of_many_models_in_half_precision_is_their_mean() -> None:
+    """A sum of 1,000 numbers of 8 bits would stop growing."""
+    algorithm, privates = private_models(1000, torch.bfloat16)
+    mean = average(algorithm.personal, algorithm.model.initial(), privates)
+    kept = [p["params"]["weight"].double() for _, p in privates.items("clients")]
+    torch.testing.assert_close(mean["weight"].double(), torch.stack(kept).mean(0), rtol=1e-3, atol=1e-3)
+
+
+def test_memory_of_the_new_test_does_not_grow_with_clients() -> None:
+    peaks = []
+    data = CentralData.from_arrays({"x": np.zeros((50, 4), np.float32), "y": np.zeros(50, np.int64)})
+    for clients in (10, 200):
+        algorithm, privates = private_models(clients, torch.float32)
+        params = algorithm.model.initial()
+        with Peak() as peak:
+            new_test(algorithm, data)(params, privates)
+            averaged_test(algorithm, data)(params, privates)
+        peaks.append(peak.bytes)
+    assert peaks[1] < 1.5 * peaks[0]

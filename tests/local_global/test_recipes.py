@@ -11,6 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from mixfed import toml
+from mixfed.algorithms.fedavg import fedavg
+from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.cli import app
 from mixfed.data.scenario import join_device, keep_own
@@ -18,8 +20,13 @@ from mixfed.data.sources import Source
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.experiment import build
+from mixfed.local import LocalTrainer
+from mixfed.losses import cross_entropy
+from mixfed.model import Model
 from mixfed.models import lenet5, mlp
+from mixfed.optim import sgd
 from mixfed.recipe import Recipe
+from mixfed.run import run
 from mixfed.schedule import Joining
 from mixfed.split import search
 
@@ -28,7 +35,7 @@ LG = "algorithms.lg_fedavg"
 
 
 def resolved(*settings: str, name: str = "lg-digits") -> Recipe:
-    return toml.resolve(toml.override(toml.load(name), [*SMALL, *settings]))
+    return toml.resolve(toml.override(toml.load(name), [*SMALL, f"{LG}.warm_start=2", *settings]))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "local", "mtl", "lg_fedavg"])
@@ -103,6 +110,35 @@ def test_compare_shows_what_the_new_test_would_send_once(tmp_path: Path) -> None
         assert (" once " in done.output) == shown
 
 
+def test_the_base_of_lg_fedavg_has_its_own_settings() -> None:
+    near, free = (
+        build(resolved(f"{LG}.base=fedprox", f"algorithms.fedprox.mu={mu}", "rounds=3")).run() for mu in (5.0, 0.0)
+    )
+    assert any(not torch.equal(x, free.params[n]) for n, x in near.params.items())
+
+
+def test_an_auxiliary_model_is_private_whatever_layers_are_global() -> None:
+    for side in ("last", "first"):
+        made = build(resolved("auxiliary.kind=autoencoder", f"{LG}.side={side}", f"{LG}.layers=1", "rounds=4")).run()
+        assert made.privates is not None
+        kept = made.privates.get("clients", int(made.privates.seen("clients")[0]))["local"]
+        assert any(name.startswith("auxiliary.") for name in kept)
+        assert ("head.2.weight" in kept) == (side == "first")
+        assert any(name.startswith("encoder.") for name in kept) == (side == "last")
+
+
+@pytest.mark.parametrize(
+    "option", [["--algorithm", "fedavg"], ["--rounds", "3"], ["--track", "tensorboard"], ["--resume"]]
+)
+def test_curves_in_closed_form_refuse_what_they_cannot_heed(option: list[str]) -> None:
+    done = CliRunner().invoke(app, ["run", "lg-synthetic", *option])
+    assert done.exit_code == 2
+    assert f"leave out {option[0]}" in " ".join(done.output.split())
+    compared = CliRunner().invoke(app, ["compare", "lg-synthetic", "--algorithms", "fedavg"])
+    assert compared.exit_code == 2
+    assert "draw them with 'mixfed run'" in " ".join(compared.output.split())
+
+
 @pytest.mark.parametrize(
     ("option", "told"), [(["--resume"], "--resume"), (["--out", "x"], "--out"), (["--algorithm", "mtl"], "lg_fedavg")]
 )
@@ -142,6 +178,15 @@ def test_who_is_asked_before_and_after_a_device_joins() -> None:
         Joining(1, 1.5)
 
 
+def test_a_device_that_joins_has_to_fit_the_run() -> None:
+    data = FederatedData.from_datasets([{"x": np.zeros((2, 2), np.float32), "y": np.zeros(2, np.int64)}] * 4)
+    trainer = LocalTrainer(Model(mlp(2, 2, []), cross_entropy), sgd(0.1), Batching(0, steps=1))
+    with pytest.raises(InputError, match="from the 3 clients"):
+        run(fedavg(trainer), data, rounds=3, cohort=4, joining=Joining(1, 0.5))
+    with pytest.raises(InputError, match="never joins a run of 3"):
+        run(fedavg(trainer), data, rounds=3, cohort=2, joining=Joining(3, 0.5))
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -153,6 +198,12 @@ def test_who_is_asked_before_and_after_a_device_joins() -> None:
         (["auxiliary.kind=adversary"], "data.protected"),
         ([f"{LG}.layers=4"], "has 3 layers"),
         ([f"{LG}.base=lg_fedavg"], "could be built on"),
+        ([f"{LG}.base=oracle"], "could be built on"),
+        ([f"{LG}.base=center"], "could be built on"),
+        ([f"{LG}.names=['hed.']"], "begins with 'hed.'"),
+        ([f"{LG}.warm_start=6"], "leaves no round of 6"),
+        (["auxiliary.kind=autoencoder", "auxiliary.weight=-5.0"], "cannot be negative"),
+        (["auxiliary.kind=autoencoder", "auxiliary.dropout=1.5"], "from 0 to below 1"),
     ],
 )
 def test_refusals(settings: list[str], told: str) -> None:

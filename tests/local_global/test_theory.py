@@ -51,8 +51,18 @@ def test_the_recipe_runs(tmp_path: Path) -> None:
     assert (tmp_path / "t" / "theory.png").is_file()
 
 
+@pytest.mark.parametrize("examples", [6, 12, 60])
+def test_few_examples_are_still_solved_to_the_end(examples: int) -> None:
+    """Where the Hessian is far from κI: against least squares, not against the closed form of many examples."""
+    setting = Linear(dimension=3, devices=4, examples=examples, test=20_000)
+    data, true = setting.draw(2)
+    own = [np.linalg.lstsq(data.client(m)["x"], data.client(m)["y"], rcond=None)[0] for m in range(4)]
+    wanted = np.mean([np.square(u - t).sum() / 3 for u, t in zip(own, true, strict=True)])
+    assert setting.measure([1.0], 2)[0] == pytest.approx(wanted, rel=0.05)
+
+
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="needs more than 10 examples"):
+    with pytest.raises(InputError, match="give at least 40"):
         Linear(examples=10)
     with pytest.raises(InputError, match="cannot be negative"):
         Linear(rho=-1.0)

@@ -15,17 +15,20 @@ from mixfed.algorithms import ALGORITHMS
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import global_layers, layers, local_global, named
-from mixfed.algorithms.mixed import gradient_2way, parallel
+from mixfed.algorithms.mixed import gradient_2way
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Algorithm, Message, Private, Reply, Server, Upload
 from mixfed.data.store import FederatedData
+from mixfed.delays import Scripted
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
-from mixfed.losses import squared_error
+from mixfed.losses import cross_entropy, squared_error
+from mixfed.measure.personal import models
 from mixfed.model import Model
 from mixfed.run import run
+from mixfed.schedule import Schedule
 from mixfed.transforms import compress, quantize
 from tests.algorithms.test_table import CENTRAL, FEDERATED, learnt, setup, train
 from tests.problems import small_mlp
@@ -35,12 +38,31 @@ def head(name: str) -> bool:
     return name.startswith("2.")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedadam", "parallel", "gradient_1way", "gradient_2way"])
-def test_all_parameters_global_is_the_base_algorithm(name: str) -> None:
-    base = ALGORITHMS[name].make(setup())
-    a, b = train(base), train(local_global(base, lambda name: True))
-    assert all(torch.equal(x, learnt(b)[n]) for n, x in learnt(a).items())
-    assert a.ledger == b.ledger
+class Idle(nn.Module):
+    """A network with one more parameter that its outputs do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Linear(2, 3)
+        self.idle = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(x) + 0 * self.idle.sum()
+        return logits
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "gradient_1way", "gradient_2way", "fedbuff", "hfcl", "ca2fl"])
+def test_all_parameters_global_is_the_base_algorithm(name: str, executor: str) -> None:
+    """Also where the machinery is at work: a parameter without any influence is local."""
+    base = ALGORITHMS[name].make(setup(model=Model(Idle(), cross_entropy)))
+    assert local_global(base, lambda name: True) is base
+    a, b = train(base, executor), train(local_global(base, lambda name: name != "idle"), executor)
+    for n, x in a.params.items():
+        torch.testing.assert_close(b.params[n], x, rtol=1e-6, atol=1e-7)
+    spared = a.ledger["bytes_up"] - b.ledger["bytes_up"]
+    assert spared == 2 / (12 if name == "gradient_2way" else 11) * a.ledger["bytes_up"]  # which also sends its steps
 
 
 def test_no_parameter_global_is_local_only() -> None:
@@ -53,6 +75,57 @@ def test_no_parameter_global_is_local_only() -> None:
             torch.testing.assert_close(own[client]["local"][leaf], x, rtol=1e-6, atol=1e-6)
     assert none.ledger["bytes_down"] == none.ledger["bytes_up"] == 0
     assert all(torch.equal(x, none.params[n]) for n, x in setup().client.model.initial().items())
+
+
+SEVERAL = FEDERATED.select(FEDERATED.sizes() > 1)
+"""Clients with more than one example, which BatchNorm needs."""
+
+
+@pytest.mark.parametrize("policy", ["average", "private", "server"])
+def test_no_parameter_global_is_local_only_for_every_policy_of_buffers(policy: str) -> None:
+    """Clients' own models are the same, statistics included, and so is what the local test says of them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    model = Model(module, cross_entropy, buffers=policy)
+    trainer = LocalTrainer(model, optim.sgd(0.2), Batching(0, epochs=3))
+    found = []
+    for algorithm in (local_only(trainer), local_global(fedavg(trainer), lambda name: False)):
+        result = run(algorithm, SEVERAL, rounds=5, cohort=7, backend=Simulator("loop"))
+        assert result.privates is not None
+        found.append(dict(models(algorithm.personal, result.params, result.privates)))  # type: ignore[arg-type]
+    alone, none = found
+    for client, own in alone.items():
+        for name, x in own.items():
+            torch.testing.assert_close(none[client][name], x, rtol=1e-5, atol=1e-6)
+        moved = not torch.equal(own["1.running_mean"], model.initial()["1.running_mean"])
+        assert moved == (policy != "server")
+
+
+def test_private_statistics_make_a_model_ones_own() -> None:
+    """FedAvg whose clients keep their statistics is evaluated with them, not with those that the server began with."""
+    model = Model(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)), cross_entropy, buffers="private")
+    algorithm = fedavg(LocalTrainer(model, optim.sgd(0.1), Batching(0, epochs=2)))
+    result = run(algorithm, SEVERAL, rounds=3, cohort=len(SEVERAL), backend=Simulator("loop"))
+    assert algorithm.personal is not None
+    assert result.privates is not None
+    for client, own in models(algorithm.personal, result.params, result.privates):
+        assert torch.equal(own["0.running_mean"], result.privates.get("clients", client)["buffers"]["0.running_mean"])
+        assert torch.equal(own["1.weight"], result.params["1.weight"])
+        assert not torch.equal(own["0.running_mean"], result.params["0.running_mean"])
+
+
+@pytest.mark.parametrize("name", ["local", "lg_fedavg"])
+def test_who_reports_in_vain_keeps_what_is_its_own(name: str) -> None:
+    """Updates of late clients are discarded; what they learnt of their own parts never needed the server."""
+    algorithm = ALGORITHMS[name].make(setup())
+    late = Schedule(4, Scripted({}, 1.5), late="discard")
+    result = run(algorithm, FEDERATED, rounds=5, schedule=late, backend=Simulator("loop"))
+    assert result.privates is not None
+    assert len(result.privates.seen("clients")) > 4
+    assert result.ledger["bytes_up"] == 0
+    part = "params" if name == "local" else "local"
+    for _, private in result.privates.items("clients"):
+        assert not torch.equal(private[part]["0.weight"], algorithm.model.initial()["0.weight"])
 
 
 class Product(nn.Module):
@@ -93,34 +166,34 @@ def test_rounds_by_hand(executor: str) -> None:
     assert result.ledger["bytes_once"] == 2 * 8
 
 
-def spied(algorithm: Algorithm) -> tuple[Algorithm, list[dict[str, object]], list[Private]]:
-    """The algorithm, and what its messages, uploads and private parts were."""
+def spied(algorithm: Algorithm, first: int = 0) -> tuple[Algorithm, list[dict[str, object]], list[Private]]:
+    """The algorithm, and what its messages, uploads and private parts were, from some round on."""
     sent: list[dict[str, object]] = []
     kept: list[Private] = []
 
     def client(message: Message, private: Private, batches: object) -> tuple[Upload, Private]:
         upload, after = algorithm.client(message, private, batches)  # type: ignore[arg-type]
-        sent.append({"payload": message.payload, "values": upload.values})
-        kept.append(after)
+        if message.round >= first:
+            sent.append({"payload": message.payload, "values": upload.values})
+            kept.append(after)
         return upload, after
 
     return replace(algorithm, client=client), sent, kept
 
 
-@pytest.mark.parametrize("row", ["fedavg", "parallel", "gradient_1way", "gradient_2way, momentum"])
-def test_private_parts_are_in_no_message(row: str) -> None:
+ROWS = ["fedavg", "parallel", "gradient_1way", "gradient_2way, momentum", "fedbuff", "ca2fl", "hfcl", "feddle"]
+
+
+@pytest.mark.parametrize("warm_start", [0, 2])
+@pytest.mark.parametrize("row", ROWS)
+def test_private_parts_are_in_no_message(row: str, warm_start: int) -> None:
     """The bytes of every leaf that a client keeps are searched for in all bytes that travel."""
     s = setup(optim.sgd(0.05, momentum=0.5)) if "momentum" in row else setup()
-    base = {
-        "fedavg": lambda: fedavg(s.client),
-        "parallel": lambda: parallel(s.population(), s.central_source()),
-        "gradient_1way": lambda: ALGORITHMS["gradient_1way"].make(s),
-        "gradient_2way, momentum": lambda: gradient_2way(s.population(), s.central_source()),
-    }[row]()
-    algorithm, sent, kept = spied(local_global(base, head))
-    run(algorithm, FEDERATED, central=CENTRAL, rounds=4, cohort=7, backend=Simulator("loop", threads=1))
+    base = ALGORITHMS[row.partition(",")[0]].make(s)
+    algorithm, sent, kept = spied(local_global(base, head, warm_start=warm_start), warm_start)
+    run(algorithm, FEDERATED, central=CENTRAL, rounds=4 + warm_start, cohort=7, backend=Simulator("loop", threads=1))
     travelled = b"\0".join(x.contiguous().numpy().tobytes() for tree_ in sent for x in tree.leaves(tree_))
-    assert len(sent) > 20
+    assert len(sent) > 15
     for private in kept:
         for x in private["local"].values():
             assert x.numpy().tobytes() not in travelled

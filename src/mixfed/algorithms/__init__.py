@@ -5,7 +5,7 @@ A new algorithm is a function that returns an :class:`mixfed.core.Algorithm`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ class Setup:
     """The centre's training on a loss that needs no data."""
     weights: tuple[float, float] = (1.0, 1.0)
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The settings of algorithms by name, for those that are built on another one."""
 
     def population(self) -> Population:
         """The clients as a source of the mixed loss."""
@@ -122,10 +124,21 @@ def _lg_fedavg(
     warm_start: int = 0,
 ) -> Algorithm:
     """``layers`` of the model on one ``side`` are global (or the parameters whose names begin with ``names``)."""
-    if base not in ALGORITHMS or base == "lg_fedavg":
-        raise InputError(f"There is no algorithm '{base}' that lg_fedavg could be built on.")
-    is_global = named(names) if names else global_layers(setup.client.model, layers, side)
-    return local_global(ALGORITHMS[base].make(setup), is_global, warm_start=warm_start)
+    model = setup.client.model
+    if warm_start >= setup.rounds:
+        raise InputError(
+            f"A warm start of {warm_start} rounds leaves no round of {setup.rounds} for what is local;"
+            " set algorithms.lg_fedavg.warm_start below the number of rounds."
+        )
+    is_global = named(names, model) if names else global_layers(model, layers, side)
+    return local_global(base_of(base).make(setup, **setup.options.get(base, {})), is_global, warm_start=warm_start)
+
+
+def base_of(name: str) -> Entry:
+    """The algorithm that lg_fedavg is built on."""
+    if name not in ALGORITHMS or name in ("lg_fedavg", "local", "mtl", "center", "oracle"):
+        raise InputError(f"There is no algorithm '{name}' that lg_fedavg could be built on.")
+    return ALGORITHMS[name]
 
 
 def _fedbuff(setup: Setup, *, buffer: int = 10, rule: Rule = "polynomial", a: float = 0.5, b: float = 4.0) -> Algorithm:

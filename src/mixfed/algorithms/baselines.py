@@ -42,7 +42,7 @@ def local_only(trainer: LocalTrainer) -> Algorithm:
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         end = trainer.train(private["params"], batches, message.round).params
-        return Upload({}, batches.examples), {"params": end}
+        return Upload({}, batches.examples), {"params": core.own_model(model, private["params"], end)}
 
     return Algorithm(
         "local",

@@ -13,9 +13,8 @@ from torch import Tensor
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer, Move
 from mixfed.model import Batch, Loss, masked_mean
+from mixfed.models.parts import AUXILIARY
 from mixfed.tree import Params
-
-ADVERSARY = "auxiliary."
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,18 @@ class Minimax(LocalTrainer):
             raise InputError("The strength of an adversary and its rounds of pre-training cannot be negative.")
         if self.adversary_steps < 1:
             raise InputError(f"An adversary takes 1 or more steps at a time, not {self.adversary_steps}.")
-        if not any(name.startswith(ADVERSARY) for name in self.model.trainable):
+        if not any(name.startswith(AUXILIARY) for name in self.model.trainable):
             raise InputError("Minimax training needs a network with an adversary; set auxiliary.kind to 'adversary'.")
 
     def moves(self, loss: Loss, round: int) -> list[Move]:
         """The adversary against the representation as it is, then the others against the adversary."""
         strength = self.strength if round >= self.pretrain else 0.0
-        against = tuple(name for name in self.model.trainable if name.startswith(ADVERSARY))
+        against = tuple(name for name in self.model.trainable if name.startswith(AUXILIARY))
         others = tuple(name for name in self.model.trainable if name not in against)
 
         def dual(params: Params, batch: Batch) -> Tensor:
             value = loss(params, batch)
-            return value - strength * self.adversary_loss(params, batch) if strength else value
+            return value - strength * self.adversary_loss(params, batch) if self.strength else value
 
         return [Move(self.adversary_loss, against)] * self.adversary_steps + [Move(dual, others)]
 

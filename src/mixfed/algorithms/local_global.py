@@ -14,6 +14,7 @@ from mixfed.batches import Batches
 from mixfed.core import Algorithm, Message, Private, Reply, Server, State, Upload
 from mixfed.errors import InputError
 from mixfed.model import Model
+from mixfed.models.parts import AUXILIARY
 from mixfed.tree import Params
 
 LOCAL = "local"
@@ -23,9 +24,9 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
     """Any algorithm in which the parameters that do not match ``is_global`` stay on the client.
 
     The first ``warm_start`` rounds are the base algorithm on the whole model; a client then starts from the local
-    part they ended with, which it is sent once, the first time it is asked. Without a warm start every client starts
-    from the model's initial values, which it knows. The server's own copy of the local part stays where it was,
-    unless a centre trains it: then it is the centre's own representation, as of one more device.
+    part that the server has, which it is sent once, the first time it is asked. Without a warm start every client
+    starts from the model's initial values, which it knows. The server's own copy of the local part stays as the warm
+    start left it, unless a centre trains it: then it is the centre's own representation, as of one more device.
 
     All parameters global is the base algorithm; none is Local only.
     """
@@ -88,12 +89,14 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         client=client,
         private=private,
         personal=personal,
+        settles=True,
     )
 
 
 def layers(model: Model) -> list[str]:
-    """The layers that have parameters, in the order of the module."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in model.trainable))
+    """The layers that have parameters, in the order of the module; those of an auxiliary model are none of them."""
+    names = [name for name in model.trainable if not name.startswith(AUXILIARY)]
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def global_layers(model: Model, count: int, side: str = "last") -> Callable[[str], bool]:
@@ -105,9 +108,13 @@ def global_layers(model: Model, count: int, side: str = "last") -> Callable[[str
     return lambda name: name.rpartition(".")[0] in chosen
 
 
-def named(prefixes: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a parameter's name begins with one of these."""
-    return lambda name: name.startswith(tuple(prefixes))
+def named(prefixes: Sequence[str], model: Model | None = None) -> Callable[[str], bool]:
+    """Whether a parameter's name begins with one of these; with a ``model``, each has to fit some of its parameters."""
+    known = [name for name in model.trainable if not name.startswith(AUXILIARY)] if model else []
+    for prefix in prefixes if model else ():
+        if not any(name.startswith(prefix) for name in known):
+            raise InputError(f"No parameter that could be global begins with '{prefix}'; there are {', '.join(known)}.")
+    return lambda name: name.startswith(tuple(prefixes)) and not name.startswith(AUXILIARY)
 
 
 def _trained(base: Algorithm, start: Params, upload: Upload) -> Params:

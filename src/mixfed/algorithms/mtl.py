@@ -32,7 +32,8 @@ def mtl(trainer: LocalTrainer, *, lambda1: float = 0.01, lambda2: float = 0.0) -
         loss = mean_regularised(trainer.loss or model.loss, message["mean"], lambda1, lambda2)
         end = trainer.train(start, batches, message.round, loss=loss).params
         change = {n: end[n] - start[n] for n in model.trainable}
-        return Upload({"delta": change}, torch.ones_like(batches.examples)), {"params": end}
+        kept = {"params": core.own_model(model, start, end)}
+        return Upload({"delta": change}, torch.ones_like(batches.examples)), kept
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         share = sum(r.weight for r in replies) / server.clients[CLIENTS]

@@ -154,11 +154,17 @@ class Simulator:
         return replies
 
     def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
-        """Forgets these jobs. Clients that report in vain have trained, which counts; what they send up is refused."""
+        """Forgets these jobs. Clients that report in vain have trained, which counts, and keep what is theirs; what
+        they send up is refused."""
         for number, jobs in arrivals.by_round():
             message = self._take(jobs, number)
-            if reported:
-                self._count_work(self._plan(jobs.source, np.sort(jobs.clients), message, number), message)
+            if not reported:
+                continue
+            plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
+            if message.first or self.privates.keeps_something():
+                part = Part(message, plan, self._how(message, plan))
+                self._keep(execute(self.algorithm, [part], self.privates, self._pool)[0], jobs.source)
+            self._count_work(plan, message)
 
     def _take(self, jobs: Arrivals, number: int) -> Message:
         """The message of jobs that are in flight no longer; it is let go with the last of them."""
@@ -190,12 +196,15 @@ class Simulator:
         return plan_cohort(source, self.data[source], clients, batching, self.seed, version, sample, central)
 
     def _count(self, tally: Tally, plan: Plan, message: Message) -> None:
-        for clients, private in tally.private:
-            self.privates.put_all(plan.source, clients, private)
+        self._keep(tally, plan.source)
         self.dropped += [(plan.source, client) for client in tally.dropped]
         self.ledger.bytes_up += tally.upload_bytes
         self.ledger.bytes_down += tally.row_bytes_down
         self._count_work(plan, message)
+
+    def _keep(self, tally: Tally, source: str) -> None:
+        for clients, private in tally.private:
+            self.privates.put_all(source, clients, private)
 
     def _count_work(self, plan: Plan, message: Message) -> None:
         def measure(examples: int) -> int:

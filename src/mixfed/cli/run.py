@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
-from mixfed.errors import RunStopped
+from mixfed.errors import InputError, RunStopped
 from mixfed.experiment import build
 from mixfed.folder import RunFolder, result_json, run_in_folder
 from mixfed.recipe import Recipe
@@ -25,6 +25,10 @@ def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, 
     if given.on(given.base()).theory.rho:
         from mixfed.cli import theory
 
+        unused = {"algorithm": given.options.get("algorithm"), "rounds": given.options.get("rounds"), "track": track}
+        for option, value in (unused | {"resume": resume}).items():
+            if value:
+                raise InputError(f"A recipe of curves in closed form trains no algorithm; leave out --{option}.")
         theory.execute(given.on(given.base()), out, as_json)
         return
     folder, recipe = open_folder(given, out, resume)

@@ -34,7 +34,7 @@ def execute(recipe: Recipe, out: Path | None, as_json: bool) -> None:
         for heading in ("α", "closed form", "measured", "ratio"):
             table.add_column(heading, justify="right")
         for a, c, m in zip(alphas, closed, mean, strict=True):
-            table.add_row(f"{a:.2f}", f"{c:.5f}", f"{m:.5f}", f"{m / c:.3f}")
+            table.add_row(f"{a:.2f}", f"{c:.5f}", f"{m:.5f}", f"{m / c:.3f}" if c else "–")
         stdout.print(table)
         told.append({"rho": setting.rho, "best": setting.best, "closed": closed.tolist(), "measured": mean.tolist()})
     write_atomically(out / "theory.json", (json.dumps({"alphas": alphas, "settings": told}, indent=2) + "\n").encode())

@@ -19,6 +19,7 @@ from mixfed.algorithms.baselines import local_only
 from mixfed.batches import Batching
 from mixfed.core import Algorithm
 from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
 from mixfed.measure.metrics import answers, area
 from mixfed.measure.personal import Evaluate, models
@@ -30,14 +31,19 @@ from mixfed.private import PrivateStore
 from mixfed.tree import Params
 
 Array = NDArray[Any]
+Clients = NDArray[np.int64]
 
 
 def adversary_test(algorithm: Algorithm, module: nn.Module, data: FederatedData) -> Evaluate:
-    """The AUC of every client's own adversary on the client's own test examples, the mean over attributes."""
+    """The AUC of every client's own adversary on the client's own test examples, the mean over attributes.
+
+    The answers of all clients are ranked together, so an adversary that knows nothing but how common an attribute is on
+    its own device still helps the AUC where devices differ.
+    """
     view = _view(algorithm.model, module, lambda m, batch: m.auxiliary(m.encoder(batch["x"])))
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
-        scores, truth = _asked(view, algorithm, data, params, privates)
+        scores, truth = _asked(view, algorithm, data, np.flatnonzero(data.sizes() > 0), params, privates)
         return {"adversary_auc": mean_area(truth, scores)}
 
     return evaluate
@@ -53,14 +59,20 @@ def postfit_test(
     epochs: int = 20,
     seed: int = 0,
 ) -> Evaluate:
-    """The AUC of adversaries that every client trains from scratch on its frozen representations, by the same means."""
+    """The AUC of adversaries that every client trains from scratch on its frozen representations, by the same means.
+
+    Clients without examples of either kind are left out.
+    """
     view = _view(algorithm.model, module, lambda m, batch: m.encoder(batch["x"]).flatten(1))
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
         from mixfed.backends.simulator import Simulator
         from mixfed.run import run
 
-        known, unseen = (_represented(view, algorithm, data, params, privates) for data in (train, test))
+        both = np.flatnonzero((train.sizes() > 0) & (test.sizes() > 0))
+        if not len(both):
+            raise InputError("No client has examples both to fit an adversary on and to ask it about.")
+        known, unseen = (_represented(view, algorithm, data, both, params, privates) for data in (train, test))
         width, attributes = known.arrays["x"].shape[1], known.arrays["protected"].shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.key(seed, "postfit"))
@@ -76,7 +88,7 @@ def postfit_test(
         fitted = run(alone, known, rounds=1, cohort=len(known), seed=seed, backend=Simulator("vmap"))
         assert fitted.privates is not None
         asked = _view(model, reader, lambda m, batch: m.auxiliary(batch["x"]))
-        scores, truth = _asked(asked, alone, unseen, fitted.params, fitted.privates)
+        scores, truth = _asked(asked, alone, unseen, np.arange(len(both)), fitted.params, fitted.privates)
         return {"postfit_auc": mean_area(truth, scores)}
 
     return evaluate
@@ -100,28 +112,26 @@ def _view(model: Model, module: nn.Module, forward: Callable[[Any, Batch], Any])
 
 
 def _each(
-    view: Model, algorithm: Algorithm, data: FederatedData, params: Params, privates: PrivateStore
+    view: Model, algorithm: Algorithm, data: FederatedData, clients: Clients, params: Params, privates: PrivateStore
 ) -> Iterator[tuple[Array, CentralData]]:
-    """What every client's model answers about the client's own examples."""
-    chosen = np.flatnonzero(data.sizes() > 0)
+    """What these clients' models answer about the clients' own examples."""
     personal = algorithm.personal or (lambda params, private: params)
-    for client, own in models(personal, params, privates, chosen):
+    for client, own in models(personal, params, privates, clients):
         mine = CentralData(data.client(client), data.prepare)
         yield np.concatenate([outputs.cpu().numpy() for _, outputs in answers(view, own, mine)]), mine
 
 
 def _asked(
-    view: Model, algorithm: Algorithm, data: FederatedData, params: Params, privates: PrivateStore
+    view: Model, algorithm: Algorithm, data: FederatedData, clients: Clients, params: Params, privates: PrivateStore
 ) -> tuple[Array, Array]:
-    found = [(scores, mine.arrays["protected"]) for scores, mine in _each(view, algorithm, data, params, privates)]
+    found = [(s, mine.arrays["protected"]) for s, mine in _each(view, algorithm, data, clients, params, privates)]
     scores, truth = zip(*found, strict=True)
     return np.concatenate(scores), np.concatenate(truth)
 
 
 def _represented(
-    view: Model, algorithm: Algorithm, data: FederatedData, params: Params, privates: PrivateStore
+    view: Model, algorithm: Algorithm, data: FederatedData, clients: Clients, params: Params, privates: PrivateStore
 ) -> FederatedData:
-    found = [
-        {"x": h, "protected": mine.arrays["protected"]} for h, mine in _each(view, algorithm, data, params, privates)
-    ]
-    return FederatedData.from_datasets(found)
+    """These clients' examples as their models represent them, as clients 0, 1, …"""
+    each = _each(view, algorithm, data, clients, params, privates)
+    return FederatedData.from_datasets([{"x": h, "protected": mine.arrays["protected"]} for h, mine in each])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,19 +156,24 @@ def area(labels: NDArray[Any], scores: NDArray[Any]) -> float:
 def parity_gap(found: Mapping[str, NDArray[Any]]) -> float:
     """Demographic parity: |P(ŷ = 1 | p = 1) − P(ŷ = 1 | p = 0)|, the largest over the protected attributes."""
     chosen = found["scores"] > 0
-    return max(_gap(chosen, p) for p in _attributes(found))
+    return _largest(_gap(chosen, p) for p in _attributes(found))
 
 
 def odds_gap(found: Mapping[str, NDArray[Any]]) -> float:
     """Equalised odds: the largest |P(ŷ = 1 | y, p = 1) − P(ŷ = 1 | y, p = 0)| over y and the protected attributes."""
     chosen, true = found["scores"] > 0, found["y"] > 0.5
-    return max(_gap(chosen[true == y], p[true == y]) for p in _attributes(found) for y in (False, True))
+    return _largest(_gap(chosen[true == y], p[true == y]) for p in _attributes(found) for y in (False, True))
 
 
 def _attributes(found: Mapping[str, NDArray[Any]]) -> list[NDArray[np.bool_]]:
     if "protected" not in found:
         raise InputError("Fairness gaps need examples with a field 'protected'; name attributes in data.protected.")
     return [column > 0.5 for column in found["protected"].reshape(len(found["y"]), -1).T]
+
+
+def _largest(gaps: Iterable[float]) -> float:
+    """The largest gap between groups that both have examples; not a number where there are no such groups."""
+    return max((gap for gap in gaps if not np.isnan(gap)), default=float("nan"))
 
 
 def _gap(chosen: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.measure.metrics import Figures, answers, measure
 from mixfed.model import Batch, Model
+from mixfed.models.parts import AUXILIARY
 from mixfed.private import PrivateStore
 from mixfed.tree import Params
 
@@ -133,15 +135,17 @@ def average(personal: Personal | None, params: Params, privates: PrivateStore) -
     total: Params = {}
     count = 0
     for _, own in models(personal, params, privates):
-        total = tree.add(total, own) if count else tree.clone(own)
+        wide = tree.map_leaves(lambda x: x.to(torch.promote_types(x.dtype, torch.float32)), own)
+        total = tree.add(total, wide) if count else tree.clone(wide)
         count += 1
-    return {n: x / count if x.is_floating_point() else x for n, x in total.items()}
+    return tree.scale(total, 1 / count)
 
 
 def bytes_once(personal: Personal | None, params: Params, privates: PrivateStore) -> int:
-    """What all clients' own parts weigh: sent up once, they make the new test possible."""
+    """What all clients' own parts weigh (without auxiliary models): sent up once, they make the new test possible."""
     clients = privates.seen(CLIENTS)
     if personal is None or not len(clients):
         return 0
     own = personal(params, privates.get(CLIENTS, int(clients[0])))
-    return len(clients) * tree.nbytes({n: x for n, x in own.items() if x is not params.get(n)})
+    asked = {n: x for n, x in own.items() if x is not params.get(n) and not n.startswith(AUXILIARY)}
+    return len(clients) * tree.nbytes(asked)
