@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mixfed import toml
 from mixfed.checkpoint import Checkpoints
@@ -75,7 +76,16 @@ def test_padding_does_not_change_what_the_bilstm_averages() -> None:
 def test_vqa_recipe(tmp_path: Path) -> None:
     write_vqa(tmp_path)
     source = load_source("vqa", tmp_path, size=32)
-    assert source.train["x"].shape == (12, 3, 32, 32)
+    numbers = source.train["x"]
+    assert numbers.shape == (12,)
+    assert source.prepare is not None
+    files = sorted((tmp_path / "vqa" / "train2014").iterdir())
+    for _ in range(2):  # read from the files, then from what is kept of them
+        images = source.prepare({"x": torch.from_numpy(numbers).reshape(3, 4)})["x"]
+        assert images.shape == (3, 4, 3, 32, 32)
+        with Image.open(files[6]) as seventh:
+            wanted = np.asarray(seventh.convert("RGB").resize((32, 32))).transpose(2, 0, 1) / 255
+        torch.testing.assert_close(images[1, 2], torch.from_numpy(wanted).float())
     assert source.names["question"] == ("", "unknown", "colour", "is", "the", "wall", "what")
     assert source.train["question"][0, :6].tolist() == [6, 2, 3, 4, 5, 0]
     assert set(source.names["y"]) == {"blue", "red"}
@@ -89,6 +99,14 @@ def test_vqa_recipe(tmp_path: Path) -> None:
     local = result.privates.get("clients", 0)["local"]
     assert all(name.startswith(("image.", "question.")) for name in local)
     assert any("running_mean" in name for name in local)
+
+
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
+    write_vqa(tmp_path)
+    gone = tmp_path / "vqa" / "train2014" / "COCO_train2014_000000000003.jpg"
+    gone.unlink()
+    with pytest.raises(InputError, match=r"000000000003\.jpg is missing"):
+        load_source("vqa", tmp_path)
 
 
 def test_the_encoders_have_the_right_sizes() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mixfed.data._arrays import Arrays
 from mixfed.data._files import reading
-from mixfed.data.prepare import Pixels
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
 
@@ -25,9 +28,10 @@ def load(folder: Path | None = None, size: int = 64, words: int = 16, answers: i
     """From ``vqa/v2_OpenEnded_mscoco_{train,val}2014_questions.json`` and the annotations
     ``vqa/v2_mscoco_{train,val}2014_annotations.json`` and images ``vqa/{train,val}2014/COCO_{train,val}2014_*.jpg``.
 
-    ``x`` is the image, scaled to ``size`` × ``size``; ``question`` the first ``words`` words as numbers (0 pads, 1 is a
-    word that is rare in training); ``y`` one of the ``answers`` most frequent answers of the training part:
-    questions with other answers are left out. ``most`` limits the questions of each part, 0 takes all.
+    ``x`` is the number of the image, which a batch has scaled to ``size`` × ``size``; ``question`` the first ``words``
+    words as numbers (0 pads, 1 is a word that is rare in training); ``y`` one of the ``answers`` most frequent answers
+    of the training part: questions with other answers are left out. ``most`` limits the questions of each part, 0
+    takes all.
     """
     if min(size, words, answers) < 1 or most < 0:
         raise InputError("size, words and answers must be at least 1")
@@ -36,11 +40,13 @@ def load(folder: Path | None = None, size: int = 64, words: int = 16, answers: i
     counts = Counter(word for p in parts["train"] for word in p["words"])
     usual = sorted(word for word, count in counts.most_common(WORDS - 2) if count > 1)
     known = {word: number for number, word in enumerate(usual, start=2)}
-    arrays = {name: _arrays(found, frequent, known, size, words) for name, found in parts.items()}
+    files = sorted({p["image"] for found in parts.values() for p in found})
+    numbers = {file: number for number, file in enumerate(files)}
+    arrays = {name: _arrays(found, frequent, known, numbers, words) for name, found in parts.items()}
     return Source(
         train=arrays["train"],
         test=arrays["test"],
-        prepare=Pixels(),
+        prepare=Pictures(files, size),
         classes=len(frequent),
         natural_clients=None,
         description=DESCRIPTION,
@@ -65,16 +71,45 @@ def _read(folder: Path | None, part: str, most: int) -> list[dict[str, Any]]:
     return found
 
 
-def _arrays(found: list[dict[str, Any]], frequent: list[str], known: dict[str, int], size: int, words: int) -> Arrays:
-    from PIL import Image
-
+def _arrays(
+    found: list[dict[str, Any]], frequent: list[str], known: dict[str, int], files: Mapping[Path, int], words: int
+) -> Arrays:
     place = {answer: number for number, answer in enumerate(frequent)}
     kept = [f for f in found if f["answer"] in place]
-    images = np.zeros((len(kept), 3, size, size), np.uint8)
+    images = np.array([files[f["image"]] for f in kept], np.int64)
     text = np.zeros((len(kept), words), np.int64)
     for number, f in enumerate(kept):
-        with reading(f["image"]), Image.open(f["image"]) as image:
-            images[number] = np.asarray(image.convert("RGB").resize((size, size))).transpose(2, 0, 1)
         numbers = [known.get(word, 1) for word in f["words"][:words]]
         text[number, : len(numbers)] = numbers
     return {"x": images, "question": text, "y": np.array([place[f["answer"]] for f in kept], np.int64)}
+
+
+class Pictures:
+    """Numbers of images as the images, float32 from 0 to 1.
+
+    Several questions share an image, and all images at once would fill the memory (VQA at 224 pixels: 18 GB). So a file
+    is read when its image is first wanted, and the pixels are kept in a temporary file that is memory-mapped.
+    """
+
+    def __init__(self, files: Sequence[Path], size: int) -> None:
+        for image in files:
+            if not image.is_file():
+                raise InputError(f"The image {image} is missing.")
+        self._files = files
+        self._known = np.zeros(len(files), np.bool_)
+        with TemporaryFile() as file:  # which lives as long as it is mapped
+            self._pixels = np.memmap(file, np.uint8, "w+", shape=(len(files), 3, size, size))
+
+    def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        numbers = batch["x"].cpu().numpy()
+        for number in np.unique(numbers[~self._known[numbers]]).tolist():
+            self._pixels[number] = self._read(self._files[number])
+            self._known[number] = True
+        pixels = torch.from_numpy(self._pixels[numbers]).to(batch["x"].device)
+        return {**batch, "x": pixels.to(torch.float32) / 255}
+
+    def _read(self, file: Path) -> Any:
+        from PIL import Image
+
+        with reading(file), Image.open(file) as image:
+            return np.asarray(image.convert("RGB").resize(self._pixels.shape[2:])).transpose(2, 0, 1)
