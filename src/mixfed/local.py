@@ -11,7 +11,7 @@ from mixfed import tree
 from mixfed.batches import Batches, Batching
 from mixfed.errors import InputError
 from mixfed.lookups import train_on_lookups
-from mixfed.model import Batch, Loss, Model
+from mixfed.model import IDLE, Batch, Loss, Model
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
 
@@ -54,6 +54,18 @@ class LocalTrainer:
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
 
+    @property
+    def own_loss(self) -> Loss:
+        """The loss given or the model's; nothing of a batch that stands for examples which leave parameters alone."""
+        given, model = self.loss, self.model
+        if given is None:
+            return model.loss
+
+        def own(params: Params, batch: Batch) -> Tensor:
+            return torch.zeros((), device=model.device, dtype=model.dtype) if IDLE in batch else given(params, batch)
+
+        return own
+
     def moves(self, loss: Loss, round: int) -> list[Move]:
         """What is done with every batch, one after the other: here, all weights go down the loss together."""
         return [Move(loss, self.model.trainable)]
@@ -69,7 +81,7 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
-        moves = self.moves(loss or self.loss or self.model.loss, round)
+        moves = self.moves(loss or self.own_loss, round)
         if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd and len(moves) == 1:
             return self._train_on_lookups(params, batches, round, correction)
         start = tree.cast(params, self.model.dtype)
@@ -117,7 +129,7 @@ class LocalTrainer:
             "buffers": {n: start[n] for n in self.model.buffers},
             "correction": correction or {},
         }
-        end, total = train_on_lookups(self.loss or self.model.loss, parts, batches, self.optimizer.rate(round))
+        end, total = train_on_lookups(self.own_loss, parts, batches, self.optimizer.rate(round))
         return Trained(end, total / batches.steps, batches.steps)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mixfed.batches import Batches, Plan
 from mixfed.core import Message, Upload
+from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.tree import Params
 
@@ -91,6 +92,16 @@ def slots(tables: Mapping[str, Fields], plan: Plan) -> dict[str, int]:
     return {t: max(examples * sum(width[n] for n in names), 1) for t, names in tables.items()}
 
 
+def check_fields(tables: Mapping[str, Fields], data: FederatedData, source: str) -> None:
+    """Refuses clients whose examples do not have the ids that a table is indexed by."""
+    for table, names in tables.items():
+        for name in (n for n in names if n not in data.arrays):
+            raise InputError(
+                f"The table '{table}' is indexed by the field '{name}', and the examples of '{source}' have"
+                f" {', '.join(data.arrays)}."
+            )
+
+
 def shared(tables: Container[str], payload: Trees) -> Trees:
     """The part of a payload that all clients receive alike: everything but the tables."""
     return {part: {n: x for n, x in leaves.items() if n not in tables} for part, leaves in payload.items()}
@@ -105,9 +116,9 @@ def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients
     rows: dict[str, Tensor] = {}
     for names in dict.fromkeys(tables.values()):
         users = [t for t in tables if tables[t] == names]
-        size = min(len(leaves[t]) for leaves in payload.values() for t in users if t in leaves)
+        size, smallest = min((len(leaves[t]), t) for leaves in payload.values() for t in users if t in leaves)
         given = [batches.fields[n] if many else batches.fields[n][None] for n in names]
-        _check(given, names, size, users[0], batches.source, clients)
+        _check(given, names, size, smallest, batches.source, clients)
         local, found = _number(given, real, size)
         fields |= {n: x if many else x[0] for n, x in zip(names, local, strict=True)}
         for t in users:
