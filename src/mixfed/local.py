@@ -10,7 +10,7 @@ from torch import Tensor
 from mixfed import tree
 from mixfed.batches import Batches, Batching
 from mixfed.errors import InputError
-from mixfed.lookups import train_on_lookups
+from mixfed.lookups import Guard, train_on_lookups
 from mixfed.model import IDLE, Batch, Loss, Model
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
@@ -97,7 +97,7 @@ class LocalTrainer:
             for move in moves:
                 before = tree.clone(buffers) if active is not None else buffers
                 moving, memory = {n: weights[n] for n in move.names}, memories[move.names]
-                held = _holding(move.loss, {n: w for n, w in weights.items() if n not in moving})
+                held = _holding(move.loss, {n: w for n, w in weights.items() if n not in moving}, batches)
                 gradient, value, buffers = gradient_of(held, moving, buffers, batch, batches.vectorised)
                 if self.clip is not None:
                     gradient = clipped(gradient, self.clip)
@@ -180,8 +180,15 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
     return wrapped
 
 
-def _holding(loss: Loss, fixed: Params) -> Loss:
+def _holding(loss: Loss, fixed: Params, batches: Batches) -> Loss:
     """The loss as a function of the other parameters alone."""
+    if batches.rows:
+
+        def guarded(params: Params, batch: Batch) -> Tensor:
+            with Guard(fixed | params, batches):
+                return loss(fixed | params, batch)
+
+        return guarded
     return (lambda params, batch: loss(fixed | params, batch)) if fixed else loss
 
 

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixfed.batches import Batches
-from mixfed.core import Algorithm, Message, Reply, Server, State
+from mixfed.core import Algorithm, Message, Private, Reply, Server, State
 from mixfed.errors import InputError
-from mixfed.model import IDLE
-from mixfed.rows import Trees
+from mixfed.rows import Trees, idle
 
 
 def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: bool = False) -> Algorithm:
@@ -58,21 +56,22 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     if algorithm.arrive is not Algorithm.arrive:
         raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
 
-    def idle(state: State, message: Message, source: str) -> Trees:
-        """Dᵣ: what a client does to rows that its data do not touch."""
+    def drift(state: State, message: Message, source: str) -> Trees:
+        """Dᵣ: what a client that was sent this message does to rows that its data do not touch."""
+        private = algorithm.private(algorithm.params(state))
         steps = algorithm.batching[source].steps
-        if not _drifts(algorithm, state, message, source):
+        if not _drifts(algorithm, message, private, source):
             return {}
         if steps is None:
             raise InputError(
                 "Row exchange with a transferred gradient or weight decay needs the same number of local steps on"
                 " every client; give steps instead of epochs."
             )
-        return _idle(algorithm, state, message, source, steps)
+        return idle(algorithm, message, private, source, steps)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         told = {id(r.message): (r.message, r.source) for r in replies if r.message is not None}
-        drifts = {key: idle(state, message, source) for key, (message, source) in told.items()}
+        drifts = {key: drift(state, message, source) for key, (message, source) in told.items()}
         if by_touch:
             replies = _pooled(replies)
         if algorithm.row_wise and not any(drifts.values()):
@@ -86,24 +85,15 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     return replace(algorithm, step=step, rows=tables, in_place=in_place)
 
 
-def _drifts(algorithm: Algorithm, state: State, message: Message, source: str) -> bool:
+def _drifts(algorithm: Algorithm, message: Message, private: Private, source: str) -> bool:
     """Whether a row of ones that no example touches would move."""
     tables = algorithm.model.tables
     ones = {
         part: {n: torch.ones_like(x[:1]) if n in tables else x for n, x in leaves.items()}
         for part, leaves in message.payload.items()
     }
-    moved = _idle(algorithm, state, replace(message, payload=ones), source, 1)
+    moved = idle(algorithm, replace(message, payload=ones), private, source, 1)
     return any(bool(x.any()) for leaves in moved.values() for x in leaves.values())
-
-
-def _idle(algorithm: Algorithm, state: State, message: Message, source: str, steps: int) -> Trees:
-    nothing = {IDLE: torch.zeros(steps, 0, device=algorithm.model.device)}
-    batches = replace(Batches.without_data(steps, algorithm.model.device), source=source, fields=nothing)
-    with torch.no_grad():
-        upload, _ = algorithm.client(message, algorithm.private(algorithm.params(state)), batches)
-    tables = algorithm.model.tables
-    return {part: {n: x for n, x in leaves.items() if n in tables} for part, leaves in upload.values.items()}
 
 
 def _whole(reply: Reply, sizes: Mapping[str, int], drift: Trees) -> Reply:
@@ -113,11 +103,11 @@ def _whole(reply: Reply, sizes: Mapping[str, int], drift: Trees) -> Reply:
         values[part] = dict(leaves)
         for t in (t for t in leaves if t in reply.rows):
             ids, rows, share = reply.rows[t], leaves[t], reply.touched[t].to(leaves[t].dtype)
-            idle = drift.get(part, {}).get(t)
-            if idle is not None:
-                rows = rows + idle.index_select(0, ids).to(rows.dtype) * _column(1 - share, rows)
+            own = drift.get(part, {}).get(t)
+            if own is not None:
+                rows = rows + own.index_select(0, ids).to(rows.dtype) * _column(1 - share, rows)
             if len(ids) < sizes[t]:
-                full = rows.new_zeros(sizes[t], *rows.shape[1:]) if idle is None else idle.to(rows.dtype, copy=True)
+                full = rows.new_zeros(sizes[t], *rows.shape[1:]) if own is None else own.to(rows.dtype, copy=True)
                 rows = full.index_copy_(0, ids, rows)
             values[part][t] = rows
     return replace(reply, values=values, rows={}, touched={})

@@ -222,7 +222,7 @@ def _vmapped(
     picked = rows.pick(algorithm.rows, message.payload, batches, clients) if algorithm.rows else None
     batches = picked.batches if picked else batches
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
-    per_client |= {"steps": batches.steps, "examples": batches.examples}
+    per_client |= {"steps": batches.steps, "examples": batches.examples, "rows": batches.rows}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
     travelling = 0

@@ -66,6 +66,7 @@ class Simulator:
         self._pool = Pool(self.threads)
         self._chosen: dict[str, Execution] = {}
         self._alone: set[str] = set()
+        self._checked: set[str] = set()
         self._sent: dict[str, dict[int, _Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
@@ -86,6 +87,7 @@ class Simulator:
             rows.check_fields(algorithm.rows, data[source], source)
         self._chosen.clear()
         self._alone.clear()
+        self._checked.clear()
         self._sent.clear()
         self.dropped.clear()
 
@@ -147,6 +149,9 @@ class Simulator:
             counted.append(self._sent[jobs.source][number].counted)
             message = self._take(jobs, number)
             plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
+            new = self.algorithm.rows and jobs.source not in self._checked
+            if new and rows.check_lookups(self.algorithm, message, plan, self.privates):
+                self._checked.add(jobs.source)
             parts.append(Part(message, plan, self._how(message, plan)))
         tallies = execute(self.algorithm, parts, self.privates, self._pool) if parts else []
         for (_, jobs), part, tally, already in zip(groups, parts, tallies, counted, strict=True):
