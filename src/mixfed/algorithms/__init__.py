@@ -38,6 +38,8 @@ class Setup:
     """The centre's training on a loss that needs no data."""
     weights: tuple[float, float] = (1.0, 1.0)
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
+    without_centre: str = "the set-up has no central data"
+    """Why there is no ``centre``."""
 
     def population(self) -> Population:
         """The clients as a source of the mixed loss."""
@@ -60,7 +62,7 @@ class Setup:
     def at_centre(self) -> LocalTrainer:
         """The central trainer, which some algorithms cannot do without."""
         if self.centre is None:
-            raise InputError("This algorithm trains at the centre, and the set-up has no central data.")
+            raise InputError(f"This algorithm trains on data at the centre, and {self.without_centre}.")
         return self.centre
 
 
