@@ -124,8 +124,12 @@ class ClosedForm:
         return values[method] * self.width * self.bytes_per_value
 
     def regulariser(self, method: str) -> float:
-        """K·N²·d/2 on every client for the baseline, nothing on clients with mixed learning (N²·d/2 at the server)."""
+        """K·N²·d/2 on every client for the baseline, nothing on clients with mixed learning."""
         return self.steps * self.items**2 * self.width / 2 if method == "baseline" else 0.0
+
+    def server_regulariser(self, method: str) -> float:
+        """N²·d/2 at the server in a round of mixed learning, nothing for the baseline."""
+        return 0.0 if method == "baseline" else self.items**2 * self.width / 2
 
     def step_flops(self, method: str) -> float:
         """One step as section C.3 counts it: Bd + 3Bd² + 3B²d + 2B, and N²d/2 + 3Nd where the client regularises.
