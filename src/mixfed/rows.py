@@ -273,17 +273,18 @@ def _same(x: Tensor, y: Tensor) -> bool:
 def _one_example(plan: Plan, algorithm: Algorithm) -> tuple[int, Batches]:
     """The first client that has an example with padding (or simply the first), and a step on it."""
     names = {n for names in algorithm.rows.values() for n in names}
+
+    def at(i: int, batches: Batches, step: int, place: int) -> tuple[int, Batches]:
+        fields = {n: x[step : step + 1, place : place + 1] for n, x in batches.fields.items()}
+        return int(plan.clients[i]), replace(batches, fields=fields).first(2)
+
     for i in range(len(plan)):
         batches = plan.client(i, algorithm.model.device)
         ids = torch.cat([batches.fields[n].reshape(*batches.fields[n].shape[:2], -1) for n in names], -1)
         padded = (ids == PADDING).any(-1).nonzero().tolist()
-        if padded or i == len(plan) - 1:
-            break
-    if not padded:
-        i, batches, padded = 0, plan.client(0, algorithm.model.device), [[0, 0]]
-    step, example = padded[0]
-    fields = {n: x[step : step + 1, example : example + 1] for n, x in batches.fields.items()}
-    return int(plan.clients[i]), replace(batches, fields=fields).first(2)
+        if padded:
+            return at(i, batches, *padded[0])
+    return at(0, plan.client(0, algorithm.model.device), 0, 0)
 
 
 def _reversed(picked: Picked) -> Picked:
