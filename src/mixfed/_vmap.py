@@ -7,6 +7,7 @@ internals (``torch._C._functorch``, which its own libraries use too) or slowly. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from torch._C._functorch import (
     _vmap_increment_nesting,
     current_level,
     get_unwrapped,
+    is_functorch_wrapped_tensor,
     maybe_get_bdim,
     maybe_get_level,
 )
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
 
 from mixfed.tree import Params
 
@@ -42,6 +44,23 @@ def beneath_at(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None
     with temporarily_pop_interpreter_stack():
         found = function(plain)
     return _add_batch_dim(found, 0, current_level())
+
+
+def made_of(x: Tensor) -> tuple[Tensor, bool]:
+    """The plain tensor that x stands for under vmap and grad, and whether its first dimension is over clients."""
+    each = False
+    while is_functorch_wrapped_tensor(x):
+        bdim, inner = maybe_get_bdim(x), get_unwrapped(x)
+        with outside():
+            x = inner if bdim < 0 else inner.movedim(bdim, 0)
+        each = each or bdim >= 0
+    return x, each
+
+
+def outside() -> AbstractContextManager[Any]:
+    """While active, operations are on plain tensors, as if there were no vmap or grad."""
+    found: AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
+    return found
 
 
 def for_each(function: Callable[..., Tensor], *trees: Params) -> Tensor:

@@ -73,7 +73,8 @@ class Batches:
 
     Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
     ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
-    ``tables`` are parameters that came by rows, with the fields of local ids that index them.
+    ``tables`` are parameters that came by rows, with the fields of local ids that index them. In a chunk all clients'
+    tables are of one length, and ``rows`` says how many of them are each client's.
     """
 
     source: str
@@ -86,6 +87,7 @@ class Batches:
     active: Tensor | None = None
     vectorised: bool = False
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:

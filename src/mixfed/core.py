@@ -79,7 +79,8 @@ class Reply:
     With ``uploads = "each"`` a reply is a single client's; with ``"sum"`` only the mean of a group ever exists.
     ``staleness`` counts the server versions that passed between sending the model and receiving this.
     Of a table in ``rows`` the values have only the rows with these (ascending) ids, and ``touched`` says which share of
-    the weight belongs to clients that had the row; the mean counts the others' change of it as zero.
+    the weight belongs to clients that had the row; the mean counts the others' change of it as zero. ``message`` then
+    is what these clients had been sent, whole.
     """
 
     values: dict[str, Params]
@@ -89,6 +90,7 @@ class Reply:
     staleness: int = 0
     rows: dict[str, Tensor] = field(default_factory=dict)
     touched: dict[str, Tensor] = field(default_factory=dict)
+    message: Message | None = None
 
     def delayed(self, versions: int) -> Reply:
         """The same reply for a server that has moved on by so many versions."""
@@ -165,6 +167,7 @@ class Algorithm:
     ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
     ``rows`` are tables that travel by rows (see :mod:`mixfed.rows`), with the fields of ids that index them.
     ``row_wise`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
+    ``in_place`` says that ``step`` writes into tensors that the last messages share, so that no client may be late.
 
     Under delays: ``late`` says whether updates from earlier rounds are used or discarded, ``buffer`` how many updates
     make a step (0: all that arrived in the round), and ``steps_alone`` that ``step`` has work to do in a round in which
@@ -189,6 +192,7 @@ class Algorithm:
     arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     row_wise: bool = False
+    in_place: bool = False
     late: Literal["discard", "use"] = "discard"
     buffer: int = 0
     steps_alone: bool = False

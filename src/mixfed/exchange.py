@@ -44,6 +44,9 @@ class Backend(Protocol):
     def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
         """Forgets jobs whose replies are not wanted, because they came too late or will never come."""
 
+    def end_round(self) -> None:
+        """Counts what went to clients that are still on their way."""
+
     def state(self) -> dict[str, Any]:
         """What a resumed run must find again to be the same run, as a tree."""
 
@@ -64,6 +67,11 @@ class Exchange:
         self.algorithm, self.backend, self.schedule = algorithm, backend, schedule
         self.discards = (schedule.late or algorithm.late) == "discard"
         self.buffer = schedule.buffer or algorithm.buffer
+        if algorithm.in_place and (self.buffer or not schedule.is_synchronous):
+            raise InputError(
+                "A table that is written in place changes under clients that are still at work; leave out in_place, or"
+                " delays, buffer and concurrency."
+            )
         self.flights = {source: InFlight(schedule, seed, source, sizes[source]) for source in algorithm.batching}
 
     def round(self, messages: Mapping[str, Message], number: int, version: int) -> list[list[Reply]]:
@@ -78,6 +86,7 @@ class Exchange:
             arrived = [self._of_this_round(flight, number) for flight in self.flights.values()]
         arrived = [jobs for jobs in arrived if len(jobs)]
         steps = list(self._steps(arrived, version))
+        self.backend.end_round()
         for jobs in arrived:
             if not any(reply.source == jobs.source for replies in steps for reply in replies):
                 raise RunStopped(

@@ -102,6 +102,11 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     on_clients = recipe.regulariser.name != "none" and not mixes
     if recipe.rows.exchange and algorithm.batching and not on_clients:
         algorithm = exchange_rows(algorithm, by_touch=recipe.rows.by_touch)
+    elif recipe.rows.by_touch:
+        why = "they need whole tables for the regulariser" if recipe.rows.exchange else "rows.exchange is false"
+        raise InputError(
+            f"rows.by_touch is for clients that exchange rows, and those of {recipe.algorithm} do not: {why}."
+        )
     clients = scenario.clients
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)
@@ -133,6 +138,7 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         own, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
         client = replace(client, loss=lambda params, batch: own(params, batch) + common(params, batch))
         regulariser = None
+    without_centre = {} if scenario.central is None or centre else {"without_centre": _ONLY_REGULARISES}
     return Setup(
         client=against_adversary(recipe, client),
         server=optimizer_of(recipe.server),
@@ -142,7 +148,11 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         merge=optimizer_of(recipe.merge),
         weights=(recipe.mixing.w_f, recipe.mixing.w_c),
         options=recipe.algorithms,
+        **without_centre,
     )
+
+
+_ONLY_REGULARISES = "the centre has some but is to minimise the regulariser only; set regulariser.with_data=true"
 
 
 def _mixes(recipe: Recipe) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 from mixfed import tree
 from mixfed.batches import Batches, Batching
 from mixfed.errors import InputError
-from mixfed.lookups import train_on_lookups
-from mixfed.model import Batch, Loss, Model
+from mixfed.lookups import Guard, train_on_lookups
+from mixfed.model import IDLE, Batch, Loss, Model
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
 
@@ -54,6 +54,18 @@ class LocalTrainer:
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
 
+    @property
+    def own_loss(self) -> Loss:
+        """The loss given or the model's; nothing of a batch that stands for examples which leave parameters alone."""
+        given, model = self.loss, self.model
+        if given is None:
+            return model.loss
+
+        def own(params: Params, batch: Batch) -> Tensor:
+            return torch.zeros((), device=model.device, dtype=model.dtype) if IDLE in batch else given(params, batch)
+
+        return own
+
     def moves(self, loss: Loss, round: int) -> list[Move]:
         """What is done with every batch, one after the other: here, all weights go down the loss together."""
         return [Move(loss, self.model.trainable)]
@@ -69,7 +81,7 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
-        moves = self.moves(loss or self.loss or self.model.loss, round)
+        moves = self.moves(loss or self.own_loss, round)
         if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd and len(moves) == 1:
             return self._train_on_lookups(params, batches, round, correction)
         start = tree.cast(params, self.model.dtype)
@@ -85,7 +97,7 @@ class LocalTrainer:
             for move in moves:
                 before = tree.clone(buffers) if active is not None else buffers
                 moving, memory = {n: weights[n] for n in move.names}, memories[move.names]
-                held = _holding(move.loss, {n: w for n, w in weights.items() if n not in moving})
+                held = _holding(move.loss, {n: w for n, w in weights.items() if n not in moving}, batches)
                 gradient, value, buffers = gradient_of(held, moving, buffers, batch, batches.vectorised)
                 if self.clip is not None:
                     gradient = clipped(gradient, self.clip)
@@ -117,7 +129,7 @@ class LocalTrainer:
             "buffers": {n: start[n] for n in self.model.buffers},
             "correction": correction or {},
         }
-        end, total = train_on_lookups(self.loss or self.model.loss, parts, batches, self.optimizer.rate(round))
+        end, total = train_on_lookups(self.own_loss, parts, batches, self.optimizer.rate(round))
         return Trained(end, total / batches.steps, batches.steps)
 
 
@@ -168,8 +180,15 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
     return wrapped
 
 
-def _holding(loss: Loss, fixed: Params) -> Loss:
+def _holding(loss: Loss, fixed: Params, batches: Batches) -> Loss:
     """The loss as a function of the other parameters alone."""
+    if batches.rows:
+
+        def guarded(params: Params, batch: Batch) -> Tensor:
+            with Guard(fixed | params, batches):
+                return loss(fixed | params, batch)
+
+        return guarded
     return (lambda params, batch: loss(fixed | params, batch)) if fixed else loss
 
 

@@ -55,11 +55,14 @@ def train_on_lookups(loss: Loss, parts: Trees, batches: Batches, rate: float) ->
 
     def on_chunk(given: dict[str, Any]) -> tuple[Params, Tensor]:
         steps_first = {n: tree.map_leaves(lambda x: x.movedim(1, 0), given[n]) for n in several}
-        return _train(loss, given["parts"], replace(batches, key=given["key"], **steps_first), rate)
+        own = replace(batches, key=given["key"], rows=given["rows"], **steps_first)
+        return _train(loss, given["parts"], own, rate)
 
     several = {"fields": batches.fields, "mask": batches.mask, "active": batches.active}
     several = {n: x for n, x in several.items() if x is not None}
-    result: tuple[Params, Tensor] = _vmap.beneath(on_chunk, several | {"key": batches.key, "parts": parts})
+    result: tuple[Params, Tensor] = _vmap.beneath(
+        on_chunk, several | {"key": batches.key, "rows": batches.rows, "parts": parts}
+    )
     return result
 
 
@@ -70,7 +73,7 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
     for batch, active in batches:
         before = tree.clone(buffers) if active is not None else buffers
         step = rate if active is None else active.to(dtype) * rate
-        changes, looked_up, values = _descend(loss, weights, tables, buffers, batch, step, batches.vectorised)
+        changes, looked_up, values = _descend(loss, weights, tables, buffers, batch, step, batches)
         for n, c in correction.items():
             change = c * (_like(step, c) if isinstance(step, Tensor) else step)
             changes[n] = changes[n] - change if n in changes else -change
@@ -89,16 +92,17 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
 
 
 def _descend(
-    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, step: float | Tensor, many: bool
+    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, step: float | Tensor, whose: Batches
 ) -> tuple[Params, list[_Lookup], Tensor]:
     """The changes −step·∇loss of weights (and of tables, where they are used other than in lookups), the lookups with
     theirs, and the loss of every client. Clients have nothing in common, so that the gradient of a sum is each one's,
     and it is the sum that is scaled, which costs nothing."""
     leaves = {n: x.detach().requires_grad_() for n, x in (weights | tables).items()}
     found: list[_Lookup] = []
+    many = whose.vectorised
 
     def value(leaves: Params, buffers: Params, batch: Batch) -> Tensor:
-        with _Watch({id(leaves[n]): n for n in tables}, tables, found, many):
+        with _Watch({id(leaves[n]): n for n in tables}, tables, found, whose):
             return loss(leaves | buffers, batch)
 
     with torch.enable_grad():
@@ -144,9 +148,10 @@ class _Watch(TorchFunctionMode):
     way, and its gradient is that of the whole table.
     """
 
-    def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], many: bool) -> None:
+    def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], whose: Batches) -> None:
         super().__init__()
-        self.names, self.tables, self.found, self.many = names, tables, found, many
+        self.names, self.tables, self.found = names, tables, found
+        self.many, self.own = whose.vectorised, whose.rows
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -179,7 +184,7 @@ class _Watch(TorchFunctionMode):
         """function(name, ids), where the ids are those of all clients."""
         found = _vmap.beneath_at(partial(function, name), ids) if self.many else function(name, ids)
         if found is None:
-            raise InputError("A client that has some rows of a table can only look up ids that its examples name.")
+            raise InputError(_NOT_ITS_OWN)
         return found
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
@@ -204,15 +209,58 @@ class _Watch(TorchFunctionMode):
         """The clients' tables end to end, and the places of these ids in them."""
         table = self.tables[name]
         size = table.shape[int(self.many)]
-        low, high = (int(x) for x in ids.aminmax()) if ids.numel() else (0, 0)
-        if low < 0 or high >= size:
-            raise InputError(
-                f"The model looks up row {low if low < 0 else high} of the table '{name}', of which a client has the"
-                f" rows 0 to {size - 1}; ids of -1 are padding, and not to be looked up."
-            )
+        _check(name, ids, self.own[name] if self.many else size)
         if self.many:
             ids = ids + torch.arange(0, len(ids) * size, size, device=ids.device).view(-1, *(1,) * (ids.ndim - 1))
         return table.view(-1, table.shape[-1]), ids.reshape(-1)
+
+
+class Guard(TorchFunctionMode):
+    """While active, looking up a row that a client does not have is an error.
+
+    Under vmap tables stand end to end, and an id below 0 or beyond a client's rows would find those of another client.
+    """
+
+    def __init__(self, params: Params, batches: Batches) -> None:
+        super().__init__()
+        self.names = {id(params[t]): t for t in batches.tables}
+        self.rows = batches.rows
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.embedding or func is bag:
+            called = ("input", "weight") if func is F.embedding else ("ids", "table")
+            ids, table = (args[i] if i < len(args) else kwargs[n] for i, n in enumerate(called))
+            name = self.names.get(id(table))
+            if name is not None:
+                plain, each = _vmap.made_of(ids)
+                if not each:
+                    raise InputError(_NOT_ITS_OWN)
+                with _vmap.outside():
+                    _check(name, plain.clamp(min=0) if func is bag else plain, _vmap.made_of(self.rows[name])[0])
+        return func(*args, **kwargs)
+
+
+_NOT_ITS_OWN = "A client that has some rows of a table can only look up ids that its examples name."
+
+
+def _check(name: str, ids: Tensor, own: Tensor | int) -> None:
+    """Refuses ids that a client's table does not have: ``own`` rows, or of many clients as many as each has."""
+    if not ids.numel():
+        return
+    low, high = ids.reshape(1 if isinstance(own, int) else len(ids), -1).aminmax(dim=1)
+    outside = (low < 0) | (high >= own)
+    if not bool(outside.any()):
+        return
+    who = int(outside.nonzero()[0])
+    size = own if isinstance(own, int) else int(own[who])
+    wrong = int(low[who] if low[who] < 0 else high[who])
+    raise InputError(
+        f"The model looks up row {wrong} of the table '{name}', of which a client has the rows 0 to {size - 1}; ids of"
+        " -1 are padding, and not to be looked up."
+    )
 
 
 def _like(x: Tensor, y: Tensor) -> Tensor:

@@ -25,6 +25,10 @@ Batch = dict[str, Tensor]
 """Fields by name, examples along the first dimension. ``mask`` (bool, one per example) marks the real ones of a
 padded batch, and ``key`` (an int64 scalar) is what dropout draws from; both may be missing."""
 
+IDLE = "idle"
+"""A field of batches without examples whose loss is nothing, so that a step does only what it does to parameters that
+examples leave alone."""
+
 Loss = Callable[[Params, Batch], Tensor]
 Criterion = Callable[[Any, Batch], Tensor]
 Forward = Callable[[nn.Module, Batch], Any]
@@ -119,7 +123,7 @@ class Model:
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean of the criterion over the real examples of the batch, in training mode; zero where none is."""
-        if batch.keys() <= {"key", "mask"}:
+        if batch.keys() <= {"key", "mask", IDLE}:
             return torch.zeros((), device=self.device, dtype=self.dtype)
         return masked_mean(self.losses(params, batch, training=True), batch.get("mask"))
 

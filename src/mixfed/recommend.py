@@ -22,7 +22,7 @@ MARGIN = 0.9
 
 def hinge(outputs: Tensor, batch: Batch) -> Tensor:
     """max(0, 0.9 − score of the item that followed)²; outputs are that score, or the scores of all items."""
-    scores = outputs if outputs.ndim == 1 else outputs.gather(1, batch["y"].long()[:, None])[:, 0]
+    scores = outputs if outputs.ndim == 1 else _of_following(outputs, batch)[:, 0]
     return (MARGIN - scores).clamp(min=0).square()
 
 
@@ -63,12 +63,24 @@ def spreadout_of(table: str, scale: float, *, by_pairs: bool = False) -> Loss:
 
 
 def rank(outputs: Tensor, batch: Batch) -> Tensor:
-    """How many items stand before the one that followed: those with a higher score, and equal ones with a lower id."""
+    """How many items do not stand behind the one that followed, which those of a lower score do, and equal ones of a
+    higher id. A score that is not a number stands behind nothing; one that is not finite is itself behind everything.
+    """
+    score, ids = _of_following(outputs, batch), batch["y"].long()[:, None]
+    level = (outputs == score) & (torch.arange(outputs.shape[1], device=outputs.device) >= ids)
+    places = ((outputs < score) | level).sum(1).neg() + outputs.shape[1]
+    return torch.where(score[:, 0].isfinite(), places, torch.iinfo(places.dtype).max)
+
+
+def _of_following(outputs: Tensor, batch: Batch) -> Tensor:
+    """Of the scores of all items that of the one that followed, [batch, 1]."""
     ids = batch["y"].long()[:, None]
-    score = outputs.gather(1, ids)
-    ahead = outputs > score
-    level = (outputs == score) & (torch.arange(outputs.shape[1], device=outputs.device) < ids)
-    return (ahead | level).sum(1)
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= outputs.shape[1]):
+        wrong = ids[(ids < 0) | (ids >= outputs.shape[1])][0]
+        raise InputError(
+            f"An example has the label {int(wrong)}, and the model scores the items 0 to {outputs.shape[1] - 1} only."
+        )
+    return outputs.gather(1, ids)
 
 
 @dataclass(frozen=True)
@@ -106,12 +118,18 @@ class ClosedForm:
             "parallel": 2 * self.rows,
             "gradient_1way": 3 * self.rows,
             "gradient_2way": 3 * self.rows,
-        }[method]
-        return values * self.width * self.bytes_per_value
+        }
+        if method not in values:
+            raise InputError(f"Table 12 has no method '{method}'; it has {', '.join(values)}.")
+        return values[method] * self.width * self.bytes_per_value
 
     def regulariser(self, method: str) -> float:
-        """K·N²·d/2 on every client for the baseline, nothing on clients with mixed learning (N²·d/2 at the server)."""
+        """K·N²·d/2 on every client for the baseline, nothing on clients with mixed learning."""
         return self.steps * self.items**2 * self.width / 2 if method == "baseline" else 0.0
+
+    def server_regulariser(self, method: str) -> float:
+        """N²·d/2 at the server in a round of mixed learning, nothing for the baseline."""
+        return 0.0 if method == "baseline" else self.items**2 * self.width / 2
 
     def step_flops(self, method: str) -> float:
         """One step as section C.3 counts it: Bd + 3Bd² + 3B²d + 2B, and N²d/2 + 3Nd where the client regularises.

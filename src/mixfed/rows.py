@@ -15,9 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixfed import tree
 from mixfed.batches import Batches, Plan
-from mixfed.core import Message, Upload
-from mixfed.errors import InputError
+from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.data.store import FederatedData
+from mixfed.errors import InputError, explained
+from mixfed.model import IDLE
+from mixfed.private import PrivateStore
 from mixfed.tree import Params
 
 Trees = dict[str, Params]
@@ -91,6 +95,16 @@ def slots(tables: Mapping[str, Fields], plan: Plan) -> dict[str, int]:
     return {t: max(examples * sum(width[n] for n in names), 1) for t, names in tables.items()}
 
 
+def check_fields(tables: Mapping[str, Fields], data: FederatedData, source: str) -> None:
+    """Refuses clients whose examples do not have the ids that a table is indexed by."""
+    for table, names in tables.items():
+        for name in (n for n in names if n not in data.arrays):
+            raise InputError(
+                f"The table '{table}' is indexed by the field '{name}', and the examples of '{source}' have"
+                f" {', '.join(data.arrays)}."
+            )
+
+
 def shared(tables: Container[str], payload: Trees) -> Trees:
     """The part of a payload that all clients receive alike: everything but the tables."""
     return {part: {n: x for n, x in leaves.items() if n not in tables} for part, leaves in payload.items()}
@@ -103,15 +117,17 @@ def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients
     fields = dict(batches.fields)
     ids, flat, owner = {}, {}, {}
     rows: dict[str, Tensor] = {}
+    amounts: dict[str, Tensor] = {}
     for names in dict.fromkeys(tables.values()):
         users = [t for t in tables if tables[t] == names]
-        size = min(len(leaves[t]) for leaves in payload.values() for t in users if t in leaves)
+        size, smallest = min((len(leaves[t]), t) for leaves in payload.values() for t in users if t in leaves)
         given = [batches.fields[n] if many else batches.fields[n][None] for n in names]
-        _check(given, names, size, users[0], batches.source, clients)
+        _check(given, names, size, smallest, batches.source, clients)
         local, found = _number(given, real, size)
         fields |= {n: x if many else x[0] for n, x in zip(names, local, strict=True)}
         for t in users:
             ids[t], owner[t], flat[t], rows[t] = found.ids, found.owner, found.flat, found.rows
+            amounts[t] = found.amounts
     sent: Trees = {}
     down = 0
     for part, leaves in payload.items():
@@ -124,7 +140,7 @@ def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients
             taken = x.index_select(0, rows[t].view(-1)).view(len(clients), width, *x.shape[1:])
             sent[part][t] = taken if many else taken[0]
             down += len(ids[t]) * x[0].numel() * x.element_size()
-    renumbered = replace(batches, fields=fields, tables=tables)
+    renumbered = replace(batches, fields=fields, tables=tables, rows=amounts if many else {})
     return Picked(renumbered, sent, ids, flat, owner, down, tables)
 
 
@@ -134,6 +150,7 @@ class _Found:
     owner: Tensor
     flat: Tensor
     rows: Tensor
+    amounts: Tensor
 
 
 def _number(given: list[Tensor], real: Tensor | None, size: int) -> tuple[list[Tensor], _Found]:
@@ -167,7 +184,8 @@ def _number(given: list[Tensor], real: Tensor | None, size: int) -> tuple[list[T
         start += x.numel()
         # A padded id stays padding; an id in a padded example is anything that exists, because its loss is masked.
         local.append(torch.where(ok, mine, torch.where(x < 0, PADDING, 0)))
-    return local, _Found(ids, owner, flat, rows.view(count, width))
+    # A client that touches nothing has one row all the same, which padding may look up and mask.
+    return local, _Found(ids, owner, flat, rows.view(count, width), amounts.clamp(min=1))
 
 
 def _real(batches: Batches) -> Tensor | None:
@@ -196,6 +214,90 @@ def _check(given: list[Tensor], names: Fields, size: int, table: str, source: st
             f"Client {who} of '{source}' has the id {int(x[wrong][0])} in '{name}', and the table '{table}' has the"
             f" rows 0 to {size - 1} (-1 is padding)."
         )
+
+
+def idle(algorithm: Algorithm, message: Message, private: Private, source: str, steps: int) -> Trees:
+    """What a client does in so many steps to the rows of tables that none of its examples touch."""
+    device = algorithm.model.device
+    batches = Batches.without_data(steps, device)
+    with torch.no_grad():
+        nothing = replace(batches, source=source, fields={IDLE: torch.zeros(steps, 0, device=device)})
+        upload, _ = algorithm.client(message, private, nothing)
+    tables = algorithm.model.tables
+    return {part: {n: x for n, x in leaves.items() if n in tables} for part, leaves in upload.values.items()}
+
+
+def check_lookups(algorithm: Algorithm, message: Message, plan: Plan, privates: PrivateStore) -> bool:
+    """Refuses a model whose clients need more of a table than the rows that their examples name.
+
+    One client takes a step on one example (one with padding, if there is such a client) twice: with its rows as it is
+    sent them, and with its rows in reverse order between two that are not its own. What it sends up must be the same,
+    and the two must fare as they do without examples. False: the result is not finite, so that nothing can be told.
+    """
+    client, batches = _one_example(plan, algorithm)
+    picked = pick(algorithm.rows, message.payload, batches, [client])
+    private = privates.get(plan.source, client, message.first)
+    told = InputError(
+        "A client that has some rows of a table can only look up ids that its examples name, and this model's result"
+        f" for client {client} of '{plan.source}' depends on other rows or on how rows are numbered: it looks one up by"
+        " a constant or a computed id, or by the -1 of padding, or it uses the table as a whole."
+    )
+    plain: list[Trees] = []
+    for given in (picked, _reversed(picked)):
+        try:
+            with torch.no_grad(), explained(f"Client {client} of '{plan.source}' cannot train"):
+                plain.append(algorithm.client(given.given(message), private, given.batches)[0].values)
+        except InputError as error:
+            raise told if isinstance(error.__cause__, IndexError) else error from error
+    if not all(bool(x.isfinite().all()) for x in tree.leaves({"plain": plain[0], "reversed": plain[1]})):
+        return False
+    untouched = idle(algorithm, _reversed(picked).given(message), private, plan.source, 1)
+    for part, leaves in plain[1].items():
+        for n, x in leaves.items():
+            if n in algorithm.rows:
+                ends = torch.tensor([0, len(x) - 1], device=x.device)
+                same = _same(x[1:-1].flip(0), plain[0][part][n]) and _same(x[ends], untouched[part][n][ends])
+            else:
+                same = _same(x, plain[0][part][n])
+            if not same:
+                raise told
+    return True
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    """Whether two results of the same arithmetic are equal but for round-off."""
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
+    return torch.allclose(x, y, rtol=0.0, atol=tolerance * float(y.abs().max()))
+
+
+def _one_example(plan: Plan, algorithm: Algorithm) -> tuple[int, Batches]:
+    """The first client that has an example with padding (or simply the first), and a step on it."""
+    names = {n for names in algorithm.rows.values() for n in names}
+
+    def at(i: int, batches: Batches, step: int, place: int) -> tuple[int, Batches]:
+        fields = {n: x[step : step + 1, place : place + 1] for n, x in batches.fields.items()}
+        return int(plan.clients[i]), replace(batches, fields=fields).first(2)
+
+    for i in range(len(plan)):
+        batches = plan.client(i, algorithm.model.device)
+        ids = torch.cat([batches.fields[n].reshape(*batches.fields[n].shape[:2], -1) for n in names], -1)
+        padded = (ids == PADDING).any(-1).nonzero().tolist()
+        if padded:
+            return at(i, batches, *padded[0])
+    return at(0, plan.client(0, algorithm.model.device), 0, 0)
+
+
+def _reversed(picked: Picked) -> Picked:
+    """The same rows of a single client in reverse order, after and before one that is not the client's."""
+    payload = {
+        part: {t: torch.cat([x[:1] + 1, x.flip(0), x[:1] + 1]) for t, x in leaves.items()}
+        for part, leaves in picked.payload.items()
+    }
+    fields = dict(picked.batches.fields)
+    for t, names in picked.tables.items():
+        count = len(next(leaves[t] for leaves in picked.payload.values() if t in leaves))
+        fields |= {n: torch.where((x := picked.batches.fields[n]) < 0, x, count - x) for n in names}
+    return replace(picked, payload=payload, batches=replace(picked.batches, fields=fields))
 
 
 @dataclass

@@ -98,10 +98,22 @@ def best_of_last(history: Sequence[Mapping[str, Any]], metric: str, last: int) -
     if history and metric not in history[-1]:
         known = ", ".join(name for name in history[-1] if name != "round")
         raise InputError(f"The runs have no metric '{metric}' to score by; they have {known}.")
-    values = [entry[metric] for entry in history[-last:] if entry[metric] is not None]
+    values = [entry[metric] for entry in history[-last:] if _is_number(entry[metric])]
     if not values:
         return None
     return float(min(values) if metric.startswith(_SMALL_IS_GOOD) else max(values))
+
+
+def score(history: Sequence[Mapping[str, Any]], metric: str, last: int) -> float | None:
+    """What a run is chosen by: its best of the last evaluations; None where it ended with a loss that is no number."""
+    found = best_of_last(history, metric, last)
+    end = history[-1] if history else {}
+    ended_well = all(_is_number(value) for name, value in end.items() if name == metric or name.startswith("loss"))
+    return found if ended_well else None
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def best(trials: Sequence[Trial], metric: str) -> Trial | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -163,8 +164,17 @@ def test_the_best_is_the_largest_accuracy_or_the_smallest_loss() -> None:
     assert tuning.best_of_last(history, "loss", 3) == 0.4
     assert tuning.best_of_last(history, "loss", 9) == 0.1
     assert tuning.best_of_last(history[2:3], "loss", 2) is None
+    assert tuning.best_of_last([{"round": 1, "loss": 0.4}, {"round": 2, "loss": math.nan}], "loss", 2) == 0.4
     assert tuning.at_edge({"a": [1, 2, 3], "b": [1, 2]}, {"a": 3, "b": 2}) == ["a"]
     assert tuning.at_edge({"a": [1, 2, 3]}, {"a": 2}) == []
+
+
+@pytest.mark.parametrize("end", [None, math.nan, math.inf])
+def test_a_run_that_ends_without_a_loss_has_no_score(end: float | None) -> None:
+    good = {"round": 1, "loss": 0.4, "recall@10": 0.3}
+    assert tuning.score([good, good | {"recall@10": 0.2}], "recall@10", 2) == 0.3
+    assert tuning.score([good, {"round": 2, "loss": end, "recall@10": 1.0}], "recall@10", 2) is None
+    assert tuning.score([good, {"round": 2, "loss": 0.1, "recall@10": end}], "recall@10", 2) is None
 
 
 def test_tuned_settings_lie_over_the_recipes_own(recipe: Path, tmp_path: Path) -> None:

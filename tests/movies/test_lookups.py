@@ -19,11 +19,12 @@ from mixfed.core import Algorithm
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.lookups import bag, train_on_lookups
-from mixfed.model import Model
+from mixfed.model import Batch, Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.recommend import hinge
+from mixfed.optim import Optimizer, adam
+from mixfed.recommend import hinge, spreadout
 from mixfed.run import Result, run
-from tests.movies.problem import ITEMS, WIDTH, clients, examples, on_clients, regulariser
+from tests.movies.problem import ITEMS, TABLE, WIDTH, clients, examples, on_clients, regulariser
 
 
 def test_a_step_by_hand() -> None:
@@ -106,11 +107,11 @@ class Normalised(DualEncoder):
         return (self.dropout(self.norm(self.hidden(bag))) * self.embedding(following)).sum(-1)
 
 
-def made(module: Callable[[], nn.Module], *, transfer: bool) -> Algorithm:
+def made(module: Callable[[], nn.Module], *, transfer: bool, optimizer: Optimizer | None = None) -> Algorithm:
     torch.manual_seed(0)
     one = Model(module(), hinge, dtype=torch.float64)
     if not transfer:
-        return fedavg(on_clients(one))
+        return fedavg(on_clients(one, optimizer))
     return gradient_1way(Population(on_clients(one)), Centre(regulariser(one), needs_data=False))
 
 
@@ -156,6 +157,38 @@ class Constant(DualEncoder):
         return (self.embedding(following) * self.embedding(torch.zeros((), dtype=torch.int64))).sum(-1)
 
 
+class Next(DualEncoder):
+    """Looks up the item after the one that followed."""
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return (self.embedding(following) * self.embedding((following + 1) % len(self.embedding.weight))).sum(-1)
+
+
+class Last(DualEncoder):
+    """Looks up ids of -1 by an index, which finds the last row of a table."""
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return (self.embedding.weight[seen].sum(-2) * self.embedding(following)).sum(-1)
+
+
+class Whole(DualEncoder):
+    """Has a regulariser over the whole table in its scores."""
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return super().forward(seen, following) - 0.01 * spreadout(self.embedding.weight)
+
+
+class Elsewhere(DualEncoder):
+    """Looks the same ids up in a table that is not declared."""
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.kinds = nn.Embedding(ITEMS, WIDTH)
+
+    def forward(self, seen: Tensor, following: Tensor) -> Tensor:
+        return super().forward(seen, following) + self.kinds(following).sum(-1)
+
+
 class Padded(DualEncoder):
     def __init__(self) -> None:
         super().__init__(ITEMS, WIDTH)
@@ -169,15 +202,48 @@ def padded_later() -> FederatedData:
     return data
 
 
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("optimizer", [None, adam(0.02)], ids=["sgd", "adam"])
 @pytest.mark.parametrize(
-    ("module", "executor", "told"),
+    "module",
     [
-        (lambda: Unmasked(ITEMS, WIDTH), "loop", "looks up row -1 of the table 'embedding.weight'"),
-        (lambda: Unmasked(ITEMS, WIDTH), "vmap", "looks up row -1 of the table 'embedding.weight'"),
-        (lambda: Constant(ITEMS, WIDTH), "vmap", "can only look up ids that its examples name"),
-        (Padded, "loop", "has a padding_idx"),
+        *(lambda: Unmasked(ITEMS, WIDTH), lambda: Constant(ITEMS, WIDTH), lambda: Next(ITEMS, WIDTH)),
+        *(lambda: Last(ITEMS, WIDTH), lambda: Whole(ITEMS, WIDTH), Elsewhere),
     ],
+    ids=["unmasked", "constant", "next", "last", "whole", "elsewhere"],
 )
-def test_lookups_that_cannot_be_right_are_refused(module: Callable[[], nn.Module], executor: str, told: str) -> None:
+def test_lookups_that_cannot_be_right_are_refused(
+    module: Callable[[], nn.Module], executor: str, optimizer: Optimizer | None
+) -> None:
+    told = "ids that its examples name|looks up row -1 of the table 'embedding.weight'"
     with pytest.raises(InputError, match=told):
-        train(exchange_rows(made(module, transfer=False)), executor, padded_later())
+        train(exchange_rows(made(module, transfer=False, optimizer=optimizer)), executor, padded_later())
+
+
+def test_a_table_with_a_padding_idx_is_refused() -> None:
+    with pytest.raises(InputError, match="has a padding_idx"):
+        exchange_rows(made(Padded, transfer=False))
+
+
+@pytest.mark.parametrize("optimizer", [None, adam(0.02)], ids=["sgd", "adam"])
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_client_never_finds_the_rows_of_another(label: int, optimizer: Optimizer | None) -> None:
+    """Three clients with the rows of two movies; the middle one's label is as if it had another, before or after."""
+    torch.manual_seed(0)
+    one = Model(DualEncoder(ITEMS, WIDTH), hinge)
+    trainer = on_clients(one, optimizer)
+    fields = {"x": torch.tensor([0, 1]).expand(3, 1, 3, 2), "y": torch.tensor([1]).expand(3, 1, 3).clone()}
+    fields["y"][1, 0, 2] = label
+    count, weights = torch.tensor([2, 2, 4]), one.initial() | {TABLE: torch.randn(3, 4, WIDTH)}
+
+    def trained(fields: Batch, count: Tensor, table: Tensor) -> Tensor:
+        batches = Batches(
+            "clients", fields, torch.zeros((), dtype=torch.int64), torch.ones(()), torch.ones(()),
+            vectorised=True, tables={TABLE: ("x", "y")}, rows={TABLE: count},
+        )  # fmt: skip
+        return trainer.train(weights | {TABLE: table}, batches).params[TABLE]
+
+    with pytest.raises(InputError, match=f"looks up row {label} of the table '{TABLE}', of which .* 0 to 1;"):
+        torch.vmap(trained)(fields, count, weights[TABLE])
+    fields["y"][1, 0, 2] = 0
+    assert torch.vmap(trained)(fields, count, weights[TABLE]).isfinite().all()

@@ -12,7 +12,7 @@ from mixfed.data.store import CentralData
 from mixfed.errors import InputError
 from mixfed.measure.metrics import measure
 from mixfed.recommend import ClosedForm, Recall, hinge, spreadout, spreadout_by_pairs, spreadout_of
-from tests.movies.problem import HISTORY, ITEMS, TABLE, examples, model
+from tests.movies.problem import ITEMS, TABLE, examples, model
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -84,6 +84,34 @@ def test_recall_against_a_brute_force_count(k: int) -> None:
     assert found.tolist() == [float(h) for h in hits]
 
 
+@pytest.mark.parametrize("k", [1, 10, 1000])
+def test_a_score_that_is_not_finite_is_never_found(k: int) -> None:
+    """Rows: all scores, only the label's, another one, the label's is infinite, all is well."""
+    scores = torch.tensor([[0.0, 3.0, 1.0]]).repeat(5, 1)
+    scores[0] = math.nan
+    scores[1, 1] = math.nan
+    scores[2, 0] = math.nan
+    scores[3, 1] = math.inf
+    found = Recall(k)(scores, {"y": torch.ones(5, dtype=torch.int64)})
+    assert found.tolist() == [0, 0, float(k > 1), 0, 1]
+
+
+@pytest.mark.parametrize("label", [-1, ITEMS])
+def test_a_label_that_the_model_does_not_score(label: int) -> None:
+    data = examples(4, np.random.default_rng(0))
+    data["y"][2] = label
+    for metric in ("loss", "recall@5"):
+        with pytest.raises(InputError, match=f"label {label}, and the model scores the items 0 to {ITEMS - 1}"):
+            measure(model(), model().initial(), CentralData(data), [metric])
+
+
+def test_an_item_that_the_model_does_not_have_in_a_history() -> None:
+    data = examples(4, np.random.default_rng(0))
+    data["x"][2] = ITEMS
+    with pytest.raises(InputError, match="The model cannot answer: index out of range"):
+        measure(model(), model().initial(), CentralData(data), ["loss"])
+
+
 def test_recall_as_a_metric_over_all_movies() -> None:
     one, data = model(), CentralData(examples(50, np.random.default_rng(0)))
     params = one.initial()
@@ -109,7 +137,5 @@ def test_the_closed_forms_give_table_3() -> None:
     assert 1 - paper.step_flops("parallel") / paper.step_flops("baseline") == pytest.approx(0.9998, abs=1e-4)
     assert paper.regulariser("baseline") == 10 * 3952**2 * 16 / 2
     assert paper.regulariser("gradient_2way") == 0.0
-
-
-def test_history_is_what_the_problem_says() -> None:
-    assert examples(3, np.random.default_rng(0))["x"].shape == (3, HISTORY)
+    with pytest.raises(InputError, match="no method 'fedavg'; it has baseline, parallel"):
+        paper.bytes("fedavg")

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from mixfed import optim
+from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedavgm, fedprox
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
 from mixfed.algorithms.rows import exchange_rows
 from mixfed.backends.simulator import Simulator
-from mixfed.core import Algorithm
+from mixfed.checkpoint import Checkpoints
+from mixfed.core import Algorithm, Reply, Server
 from mixfed.data.store import FederatedData
+from mixfed.delays import Dropouts, HalfNormal, Scripted
 from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
 from mixfed.model import Batch, Model
 from mixfed.models.recommender import DualEncoder
 from mixfed.recommend import hinge
 from mixfed.run import Result, run
+from mixfed.schedule import Schedule
 from mixfed.transforms import compress, quantize
+from mixfed.tree import Params
 from tests.movies.problem import HISTORY, ITEMS, TABLE, WIDTH, centre, clients, model, on_clients, regulariser
 from tests.problems import small_mlp
 
@@ -78,11 +86,75 @@ def test_the_result_is_that_of_full_tables(name: str, executor: str) -> None:
     assert not torch.equal(full.params[TABLE], model().initial()[TABLE])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedadam", "gradient_1way"])
-def test_in_place_changes_nothing_but_the_memory(name: str) -> None:
-    algorithm = ALGORITHMS[name]()
-    assert_same(train(algorithm), train(exchange_rows(ALGORITHMS[name](), in_place=True), "vmap"))
+DECAY = optim.sgd(0.1, weight_decay=0.1)
+LATE: dict[str, Make] = {
+    "fedavg, weight decay": ALGORITHMS["fedavg, weight decay"],
+    "fedprox, weight decay": lambda: fedprox(on_clients(model(), DECAY), mu=0.5),
+    "fedbuff, weight decay": lambda: fedbuff(on_clients(model(), DECAY), buffer=0),
+    "fedbuff, buffer of 3": lambda: fedbuff(on_clients(model(), DECAY), buffer=3),
+    "fedasync": lambda: fedasync(on_clients(model())),
+    "ca2fl, weight decay": lambda: ca2fl(on_clients(model(), DECAY), buffer=2),
+    "gradient_1way": ALGORITHMS["gradient_1way"],
+    "gradient_2way": ALGORITHMS["gradient_2way"],
+    "gradient_2way, adam clients": ALGORITHMS["gradient_2way, adam clients"],
+}
+
+
+def train_late(algorithm: Algorithm, *, rounds: int = 8, late: str = "use", **options: Any) -> Result:
+    schedule = Schedule(2, HalfNormal(2.0), late=late)  # type: ignore[arg-type]
+    backend = Simulator("loop", threads=1)
+    options = {"central": centre(), "rounds": rounds, "seed": 5, "schedule": schedule, "backend": backend} | options
+    return run(algorithm, clients(), **options)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_late_clients_are_completed_by_the_message_they_had(name: str) -> None:
+    """What happens to rows that a late client did not touch follows from its own message, not from the newest one."""
+    full = train_late(LATE[name]())
+    assert_same(full, train_late(exchange_rows(LATE[name]())), 1e-6 if "adam clients" in name else 1e-9)
+
+
+def test_late_clients_are_completed_after_a_resume(tmp_path: Path) -> None:
+    algorithm = exchange_rows(LATE["gradient_1way"]())
+    whole = train_late(algorithm)
+    train_late(algorithm, rounds=3, checkpoints=Checkpoints(tmp_path))
+    resumed = train_late(algorithm, checkpoints=Checkpoints(tmp_path), resume=True)
+    assert all(torch.equal(x, resumed.params[n]) for n, x in whole.params.items())
+    assert whole.ledger == resumed.ledger
+
+
+def test_in_place_writes_into_the_states_own_table() -> None:
+    algorithm = ALGORITHMS["fedavg"]()
+    tables: list[torch.Tensor] = []
+    rows = exchange_rows(algorithm, in_place=True)
+    seen = run(
+        rows, clients(), rounds=4, cohort=4, seed=5, backend=Simulator("vmap", threads=2, chunk=3),
+        callbacks=[lambda record: tables.append(record.params[TABLE])],
+    )  # fmt: skip
+    assert_same(train(algorithm), seen)
+    assert len({x.data_ptr() for x in tables}) == 1
     assert torch.equal(algorithm.model.initial()[TABLE], model().initial()[TABLE])
+
+
+@pytest.mark.parametrize(
+    ("make", "schedule"),
+    [
+        (ALGORITHMS["fedavg"], Schedule(2, HalfNormal(2.0), late="use")),
+        (ALGORITHMS["fedavg"], Schedule(2, concurrency=4)),
+        (lambda: fedbuff(on_clients(model()), buffer=3), Schedule(4)),
+    ],
+)
+def test_in_place_is_refused_where_clients_may_be_late(make: Make, schedule: Schedule) -> None:
+    with pytest.raises(InputError, match="changes under clients that are still at work"):
+        run(exchange_rows(make(), in_place=True), clients(), rounds=1, schedule=schedule)
+
+
+def test_in_place_is_refused_where_every_row_moves() -> None:
+    for name in ("fedadam", "gradient_1way"):
+        with pytest.raises(InputError, match="moves every row; leave out in_place"):
+            exchange_rows(ALGORITHMS[name](), in_place=True)
+    with pytest.raises(InputError, match="Weight decay on clients moves every row"):
+        train(exchange_rows(ALGORITHMS["fedavg, weight decay"](), in_place=True))
 
 
 def one_round(
@@ -135,6 +207,26 @@ def test_the_ledger_counts_rows_by_hand(name: str, parts: int, executor: str) ->
     assert ledger["bytes_up"] == rows * row + 2 * tower + 4 * rows + steps
 
 
+@pytest.mark.parametrize("late", ["discard", "use"])
+@pytest.mark.parametrize("concurrency", [0, 4])
+def test_what_is_sent_counts_whatever_becomes_of_it(late: str, concurrency: int) -> None:
+    """Clients that touch all rows are sent as many bytes as with full tables: late, lost and in flight ones too."""
+    data = FederatedData.from_datasets([only([[i] for i in range(ITEMS)], list(range(ITEMS)))] * 30)
+    delays = HalfNormal(2.0) if concurrency else Dropouts(HalfNormal(2.0), 0.2)
+    schedule = Schedule(3, delays, concurrency=concurrency, late=late, patience=3)  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+    for make in (lambda a: a, exchange_rows):
+        algorithm = make(fedavg(on_clients(model(), epochs=1)))
+        down: list[int] = []
+        backend, count = (
+            Simulator("loop", threads=1),
+            lambda record, down=down: down.append(record.ledger["bytes_down"]),
+        )
+        run(algorithm, data, rounds=6, schedule=schedule, seed=1, backend=backend, callbacks=[count])
+        seen.append(down)
+    assert seen[0] == seen[1]
+
+
 def test_full_tables_are_counted_in_full() -> None:
     data = FederatedData.from_datasets([only([[3]], [4])])
     ledger = one_round(data, algorithm=fedavg(on_clients(model()))).ledger
@@ -156,23 +248,95 @@ def test_by_touch_averages_over_those_who_had_the_row() -> None:
     torch.testing.assert_close(touched[3], plain[3])
 
 
+def reply(rows: list[int], touched: list[float], weight: float, source: str = "clients") -> Reply:
+    """Rows of ones."""
+    values = {"delta": {TABLE: torch.ones(len(rows), WIDTH, dtype=torch.float64)}}
+    ids = {TABLE: torch.tensor(rows)}
+    return Reply(values, weight, (0,), source, 0, ids, {TABLE: torch.tensor(touched, dtype=torch.float64)})
+
+
+def test_by_touch_pools_all_replies_of_a_step() -> None:
+    """Replies of weight 1 and 3 are means over all their clients. Movie 2: everyone of the first (1·1) and a third of
+    the second (3·1/3) touched it, with the sum 1·1 + 3·1 = 4, so 4/2. Movie 4: half of the first, 1/(1/2). Movie 5:
+    all of the second, 3/3. What another source touched counts there only.
+    """
+    algorithm = exchange_rows(fedavg(on_clients(model())), by_touch=True)
+    state = algorithm.init(model().initial())
+    before = state["params"][TABLE].clone()
+    replies = [reply([2, 4], [1.0, 0.5], 1.0), reply([2, 5], [1 / 3, 1.0], 3.0)]
+    moved = algorithm.step(state, replies, Server(0, 0, algorithm.model))["params"][TABLE] - before
+    expected = {2: 2.0, 4: 2.0, 5: 1.0}
+    for row in range(ITEMS):
+        torch.testing.assert_close(moved[row], torch.full((WIDTH,), expected.get(row, 0.0), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("make", [lambda t: fedavg(t), lambda t: fedbuff(t, buffer=0, rule="constant")])
+def test_by_touch_does_not_depend_on_how_clients_are_grouped(make: Callable[[LocalTrainer], Algorithm]) -> None:
+    """Two clients of one round arrive in groups of their own where a late one comes with one that is not."""
+    one, other = only([[3]], [4]), only([[3]], [5])
+    data = FederatedData.from_datasets([one, other])
+    slow = Scripted({(0, 0): 1.5})  # client 0, asked in round 0, arrives with client 1's second job
+    algorithm = exchange_rows(make(on_clients(model())), by_touch=True)
+    alone = one_round(FederatedData.from_datasets([one])).params[TABLE] - model().initial()[TABLE]
+    start: dict[int, torch.Tensor] = {}
+    result = run(
+        algorithm, data, rounds=2, schedule=Schedule(2, slow, late="use"), backend=Simulator("loop", threads=1),
+        callbacks=[lambda record: start.setdefault(record.round, record.params[TABLE].clone())],
+    )  # fmt: skip
+    torch.testing.assert_close(start[1][4], model().initial()[TABLE][4])
+    torch.testing.assert_close(result.params[TABLE][4] - start[1][4], alone[4])
+
+
+class Two(DualEncoder):
+    tables: ClassVar = {"bias.weight": ("x", "y"), "embedding.weight": ("x", "y")}
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS, WIDTH)
+        self.bias = torch.nn.Embedding(ITEMS + 2, 1)
+
+    def forward(self, seen: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        return super().forward(seen, following) + self.bias(following)[..., 0]
+
+
+def with_two_tables() -> Algorithm:
+    torch.manual_seed(0)
+    return fedavg(on_clients(Model(Two(), hinge, dtype=torch.float64), epochs=1))
+
+
 def test_two_tables_with_the_same_ids() -> None:
-    class Two(DualEncoder):
-        tables: ClassVar = {"embedding.weight": ("x", "y"), "bias.weight": ("x", "y")}
-
-        def __init__(self) -> None:
-            super().__init__(ITEMS, WIDTH)
-            self.bias = torch.nn.Embedding(ITEMS + 2, 1)
-
-        def forward(self, seen: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-            return super().forward(seen, following) + self.bias(following)[..., 0]
-
-    def make() -> Algorithm:
-        torch.manual_seed(0)
-        return fedavg(on_clients(Model(Two(), hinge, dtype=torch.float64)))
-
     for executor in ("loop", "vmap"):
-        assert_same(train(make()), train(exchange_rows(make()), executor))
+        assert_same(train(with_two_tables()), train(exchange_rows(with_two_tables()), executor))
+
+
+def test_an_id_that_the_smaller_of_two_tables_lacks_names_that_table() -> None:
+    data = FederatedData.from_datasets([only([[3], [3]], [4, ITEMS])])
+    with pytest.raises(InputError, match=f"the table 'embedding.weight' has the rows 0 to {ITEMS - 1}"):
+        one_round(data, algorithm=exchange_rows(with_two_tables()))
+
+
+def test_a_table_with_a_field_that_the_data_lack() -> None:
+    torch.manual_seed(0)
+    one = Model(DualEncoder(ITEMS, WIDTH), hinge, tables={TABLE: ["x", "y", "z"]})
+    with pytest.raises(InputError, match="indexed by the field 'z', and the examples of 'clients' have x, y"):
+        one_round(clients(), algorithm=exchange_rows(fedavg(on_clients(one))))
+
+
+def test_a_loss_of_ones_own_reads_what_it_likes() -> None:
+    """The server asks what a step does without examples, and such a loss need not know how to answer."""
+
+    def with_loss(trainer: LocalTrainer) -> LocalTrainer:
+        def loss(params: Params, batch: Batch) -> torch.Tensor:
+            return trainer.model.loss(params, {n: batch[n] for n in ("x", "y")}) * 0.5
+
+        return replace(trainer, loss=loss)
+
+    def made() -> Algorithm:
+        return gradient_1way(Population(with_loss(on_clients(one, DECAY))), Centre(regulariser(one), needs_data=False))
+
+    one = model()
+    assert_same(train(made()), train(exchange_rows(made())))
+    for algorithm in (fedprox(with_loss(on_clients(one, DECAY))), fedavg(with_loss(on_clients(one)))):
+        assert_same(train(algorithm), train(exchange_rows(algorithm)))
 
 
 def test_an_upload_that_is_not_finite_is_dropped_with_its_rows() -> None:
@@ -206,6 +370,8 @@ def test_an_upload_that_is_not_finite_is_dropped_with_its_rows() -> None:
             lambda: Model(DualEncoder(3, 2), hinge, tables={"embedding.weight": ["x", "y"], "hidden.weight": ["y"]}),
             "share a field of ids",
         ),
+        (lambda: exchange_rows(LATE["fedasync"](), by_touch=True), "fedasync takes every client's upload by itself"),
+        (lambda: exchange_rows(LATE["ca2fl, weight decay"](), by_touch=True), "leave out by_touch"),
         (
             lambda: compress(exchange_rows(fedavg(on_clients(model()))), upload={"delta": quantize(8)}),
             "cannot be compressed",

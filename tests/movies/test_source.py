@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,34 @@ def test_npz_with_unknown_times_and_the_last_movie(tmp_path: Path) -> None:
     assert [*train["x"][:, 0] + 1, int(train["y"][-1]) + 1] == [15, 13, 14, 11, 12]
 
 
+GOOD = {
+    "user_id": np.array([1, 1, 1, 2, 2, 2]),
+    "movie_id": np.array([11, 12, 13, 14, 15, 16]),
+    "timestamp": np.array([1, 2, 3, 4, 5, 6]),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"last_movie_id": np.array([12])}, "users up to 2, and last_movie_id has 1 entries"),
+        ({"last_movie_id": np.array(["a", "b"])}, "'last_movie_id' in .* must be a list of numbers"),
+        ({"timestamp": np.array([1, 2])}, "6 of user_id, 6 of movie_id, 2 of timestamp"),
+        ({n: np.zeros(0, np.int64) for n in GOOD}, "'user_id' in .* must be a list of numbers, and it is \\[0\\]"),
+        ({"movie_id": np.array(list("abcdef"))}, "'movie_id' in .* must be a list of numbers"),
+        ({"movie_id": np.ones((6, 2), np.int64)}, "must be a list of numbers, and it is \\[6, 2\\]"),
+        ({"user_id": np.array([0, 0, 0, 1, 1, 1])}, "numbered from 1, and the file has 0"),
+        ({"timestamp": np.array([1, 2, 3, 4, 5, np.nan])}, "'timestamp' in .* must hold whole numbers"),
+        ({"movie_id": np.array([1, 2, 3, 4, 5, 6.5])}, "'movie_id' in .* must hold whole numbers"),
+    ],
+)
+def test_an_npz_that_is_not_as_it_should_be(change: dict[str, np.ndarray], told: str, tmp_path: Path) -> None:
+    (tmp_path / "movielens").mkdir()
+    np.savez(tmp_path / "movielens" / "ml-1m_ratings.npz", **GOOD | change)
+    with pytest.raises(InputError, match=told):
+        load_source("movielens", tmp_path)
+
+
 def test_order_without_any_time_is_the_order_of_the_file() -> None:
     users, movies = np.array([2, 1, 2, 1]), np.array([5, 6, 7, 8])
     assert in_time(users, movies, np.zeros(4, np.int64)).tolist() == [1, 3, 0, 2]
@@ -113,12 +142,51 @@ def test_the_recipe_runs_with_every_method(algorithm: str, tmp_path: Path) -> No
     assert per_client < whole / 5 if experiment.algorithm.rows else per_client == whole
 
 
+@pytest.mark.parametrize("recipe", ["movies", "movies-100k"])
+def test_the_recipes_have_the_scales_that_the_results_name(recipe: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results-movies.md").read_text()
+    results = page.partition("| method | λ |")[2].partition("\n\n")[0]
+    names = {"baseline": "fedavg", "PT": "parallel", "1-W GT": "gradient_1way", "2-W GT": "gradient_2way"}
+    for told, algorithm in names.items():
+        (scale,) = re.findall(rf"^\| {told} \| ([\d.]+) \|", results, re.MULTILINE)
+        table = load(recipe)
+        found = resolve(table | {"algorithm": algorithm})
+        assert found.regulariser.scale == float(scale)
+        assert found.regulariser.scale in table["tune"][algorithm]["regulariser"]["scale"]
+        assert found.published[algorithm] == {"recall@10": 0.1}
+
+
 def test_the_centre_may_train_on_the_people_it_holds(tmp_path: Path) -> None:
     write_many(tmp_path)
     settings = [f"data.folder={tmp_path}", "rounds=1", "cohort=5", "data.validation=0.1", "central.batch_size=8"]
     for with_data, examples in (("false", 0), ("true", 8 * 10)):
         table = override(load("movies"), [*settings, f"regulariser.with_data={with_data}"])
         assert build(resolve(table)).run().ledger["server_examples"] == examples
+
+
+@pytest.mark.parametrize("algorithm", ["center", "transfer", "fed_ft", "hfcl"])
+def test_a_method_that_needs_the_centres_people_says_how(algorithm: str, tmp_path: Path) -> None:
+    write_many(tmp_path)
+    settings = [f"data.folder={tmp_path}", "rounds=2", "cohort=5", "data.validation=0.1", f"algorithm={algorithm}"]
+    with pytest.raises(InputError, match=r"set regulariser\.with_data=true"):
+        build(resolve(override(load("movies-100k"), settings)))
+    experiment = build(resolve(override(load("movies-100k"), [*settings, "regulariser.with_data=true"])))
+    assert experiment.run().ledger["server_examples"] > 10 * 10  # batches of more than one example
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("algorithm=fedavg", "those of fedavg do not: they need whole tables for the regulariser"),
+        ("rows.exchange=false", "those of parallel do not: rows.exchange is false"),
+    ],
+)
+def test_by_touch_is_refused_without_row_exchange(setting: str, told: str, tmp_path: Path) -> None:
+    write_many(tmp_path)
+    settings = [f"data.folder={tmp_path}", "data.validation=0.1", "rows.by_touch=true", "cohort=5"]
+    build(resolve(override(load("movies-100k"), settings)))
+    with pytest.raises(InputError, match=told):
+        build(resolve(override(load("movies-100k"), [*settings, setting])))
 
 
 def test_whole_people_are_held_out_and_at_the_centre(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Setup:
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The settings of algorithms by name, for those that are built on another one."""
+    without_centre: str = "the set-up has no central data"
+    """Why there is no ``centre``."""
 
     def population(self) -> Population:
         """The clients as a source of the mixed loss."""
@@ -62,7 +64,7 @@ class Setup:
     def at_centre(self) -> LocalTrainer:
         """The central trainer, which some algorithms cannot do without."""
         if self.centre is None:
-            raise InputError("This algorithm trains at the centre, and the set-up has no central data.")
+            raise InputError(f"This algorithm trains on data at the centre, and {self.without_centre}.")
         return self.centre
 
 

@@ -35,7 +35,7 @@ def fedavg(
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         start = core.received(message["params"], private)
-        loss = wrap(trainer.loss or model.loss, model.trained(start)) if wrap else None
+        loss = wrap(trainer.own_loss, model.trained(start)) if wrap else None
         end = trainer.train(start, batches, message.round, loss=loss).params
         return Upload({"delta": core.change(model, start, end)}, batches.examples), core.kept_private(model, end)
 

@@ -15,7 +15,7 @@ from mixfed.algorithms.asynchronous import sending_models
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.batches import Batches, Batching
 from mixfed.core import CENTRE, Algorithm, Reply, Server, State
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, gradient_of
 from mixfed.measure.ledger import count_flops
 from mixfed.model import Batch, Loss, Model, masked_mean
@@ -76,7 +76,7 @@ def feddf(
         def measure(examples: int) -> int:
             return count_flops(lambda: distil(model, optimizer, student, teachers, batches.first(examples)))
 
-        with torch.no_grad():
+        with torch.no_grad(), explained("The clients' models cannot be distilled"):
             server.ledger.count_at_server(("feddf", len(teachers)), measure, batches)
             return state | {"params": distil(model, optimizer, student, teachers, batches, temperature)}
 

@@ -285,7 +285,7 @@ def _centres(given: Centres) -> list[Centre]:
 def _weighted(trainer: LocalTrainer, weight: float) -> LocalTrainer:
     if not weight >= 0:
         raise InputError(f"A loss cannot have the weight {weight}; give a number that is not negative.")
-    return trainer if weight == 1.0 else replace(trainer, loss=weighted(trainer.loss or trainer.model.loss, weight))
+    return trainer if weight == 1.0 else replace(trainer, loss=weighted(trainer.own_loss, weight))
 
 
 def _common_model(populations: Sequence[Population], centres: Sequence[Centre]) -> Model:

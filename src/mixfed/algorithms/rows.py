@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixfed.batches import Batches
-from mixfed.core import Algorithm, Message, Reply, Server, State
+from mixfed.core import Algorithm, Message, Private, Reply, Server, State
 from mixfed.errors import InputError
-from mixfed.rows import Trees
-
-_TOLD = "rows/messages"
+from mixfed.rows import Trees, idle
 
 
 def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: bool = False) -> Algorithm:
@@ -22,18 +19,18 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
 
     A client that does not touch row r of a table would, with the full table, have changed it by Dᵣ: what its optimizer
     does to a row whose own gradient is zero, which is nothing but for a transferred gradient or weight decay. Dᵣ is
-    the same on every client, so the server adds it for those that did not have the row. With p_i the clients' weights,
-    P their sum and Wᵣ the sum of those that touched r,
+    the same on every client that was sent the same message, so the server, which has that message, adds it for those
+    that did not have the row. With p_i the clients' weights, P their sum and Wᵣ the sum of those that touched r,
 
         Δᵣ = (Σ_{i touches r} pᵢ·Δᵢᵣ + (P − Wᵣ)·Dᵣ) / P.
 
-    With ``by_touch`` a row that anyone touched is averaged over those who did, Σ pᵢ·Δᵢᵣ / Wᵣ: rare rows then move as
-    fast as frequent ones, and the result is no longer that of full tables.
+    With ``by_touch`` a row that anyone touched is averaged over those who did, Σ pᵢ·Δᵢᵣ / Wᵣ over all replies of a
+    step: rare rows then move as fast as frequent ones, and the result is no longer that of full tables.
 
     Where a server step leaves untouched rows alone (FedAvg with plain SGD on the server) it runs on the touched rows
     only. With ``in_place`` these are written into the table that the state holds instead of into a copy of it, so that
-    a round costs nothing that grows with the table; the state before the round is then lost, and a ``params`` that a
-    callback keeps changes under its hands.
+    a round costs nothing that grows with the table; the state before the round is then lost, a ``params`` that a
+    callback keeps changes under its hands, and no client may be late.
 
     The clients' loss must see a table only through lookups of the declared ids: a regulariser over the whole table
     belongs to the centre.
@@ -49,87 +46,113 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
                 f"The table '{name}.weight' has a padding_idx, and rows that are exchanged are numbered anew on every"
                 " client; leave it out, and mark padding with ids of -1 that the model skips."
             )
+    if by_touch and algorithm.uploads == "each":
+        raise InputError(
+            f"The algorithm {algorithm.name} takes every client's upload by itself, so rows cannot be averaged over the"
+            " clients that touched them; leave out by_touch."
+        )
+    if in_place and not algorithm.row_wise:
+        raise InputError(f"The server's step of {algorithm.name} moves every row; leave out in_place.")
     if algorithm.arrive is not Algorithm.arrive:
         raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
 
-    def broadcast(state: State, server: Server) -> dict[str, Message]:
-        messages = algorithm.broadcast(state, server)
-        server.notes[_TOLD] = messages
-        return messages
-
-    def idle(state: State, message: Message, source: str) -> Trees:
-        """Dᵣ: what a client does to rows that its data do not touch."""
+    def drift(state: State, message: Message, source: str) -> Trees:
+        """Dᵣ: what a client that was sent this message does to rows that its data do not touch."""
+        private = algorithm.private(algorithm.params(state))
         steps = algorithm.batching[source].steps
-        if not _drifts(algorithm, state, message, source):
+        if not _drifts(algorithm, message, private, source):
             return {}
         if steps is None:
             raise InputError(
                 "Row exchange with a transferred gradient or weight decay needs the same number of local steps on"
                 " every client; give steps instead of epochs."
             )
-        return _idle(algorithm, state, message, source, steps)
+        return idle(algorithm, message, private, source, steps)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
-        messages: Mapping[str, Message] = server.notes.get(_TOLD, {})
-        drifts = {source: idle(state, message, source) for source, message in messages.items()}
+        told = {id(r.message): (r.message, r.source) for r in replies if r.message is not None}
+        drifts = {key: drift(state, message, source) for key, (message, source) in told.items()}
+        if by_touch:
+            replies = _pooled(replies)
         if algorithm.row_wise and not any(drifts.values()):
-            return _on_touched(algorithm, state, replies, server, by_touch, in_place)
+            return _on_touched(algorithm, state, replies, server, in_place)
+        if in_place:
+            raise InputError("Weight decay on clients moves every row of a table; leave out in_place.")
         sizes = {t: len(x) for t, x in algorithm.params(state).items() if t in tables}
-        whole = [_whole(r, sizes, drifts.get(r.source, {}), by_touch) for r in replies]
+        whole = [_whole(r, sizes, drifts.get(id(r.message), {})) for r in replies]
         return algorithm.step(state, whole, server)
 
-    return replace(algorithm, broadcast=broadcast, step=step, rows=tables)
+    return replace(algorithm, step=step, rows=tables, in_place=in_place)
 
 
-def _drifts(algorithm: Algorithm, state: State, message: Message, source: str) -> bool:
+def _drifts(algorithm: Algorithm, message: Message, private: Private, source: str) -> bool:
     """Whether a row of ones that no example touches would move."""
     tables = algorithm.model.tables
     ones = {
         part: {n: torch.ones_like(x[:1]) if n in tables else x for n, x in leaves.items()}
         for part, leaves in message.payload.items()
     }
-    moved = _idle(algorithm, state, replace(message, payload=ones), source, 1)
+    moved = idle(algorithm, replace(message, payload=ones), private, source, 1)
     return any(bool(x.any()) for leaves in moved.values() for x in leaves.values())
 
 
-def _idle(algorithm: Algorithm, state: State, message: Message, source: str, steps: int) -> Trees:
-    batches = replace(Batches.without_data(steps, algorithm.model.device), source=source)
-    with torch.no_grad():
-        upload, _ = algorithm.client(message, algorithm.private(algorithm.params(state)), batches)
-    tables = algorithm.model.tables
-    return {part: {n: x for n, x in leaves.items() if n in tables} for part, leaves in upload.values.items()}
-
-
-def _whole(reply: Reply, sizes: Mapping[str, int], drift: Trees, by_touch: bool) -> Reply:
+def _whole(reply: Reply, sizes: Mapping[str, int], drift: Trees) -> Reply:
     """The reply as if it had come from clients with full tables."""
     values: Trees = {}
     for part, leaves in reply.values.items():
         values[part] = dict(leaves)
         for t in (t for t in leaves if t in reply.rows):
             ids, rows, share = reply.rows[t], leaves[t], reply.touched[t].to(leaves[t].dtype)
-            share = share.view(-1, *(1,) * (rows.ndim - 1))
-            idle = drift.get(part, {}).get(t)
-            if by_touch:
-                rows = rows / share
-            elif idle is not None:
-                rows = rows + idle.index_select(0, ids).to(rows.dtype) * (1 - share)
+            own = drift.get(part, {}).get(t)
+            if own is not None:
+                rows = rows + own.index_select(0, ids).to(rows.dtype) * _column(1 - share, rows)
             if len(ids) < sizes[t]:
-                full = rows.new_zeros(sizes[t], *rows.shape[1:]) if idle is None else idle.to(rows.dtype, copy=True)
+                full = rows.new_zeros(sizes[t], *rows.shape[1:]) if own is None else own.to(rows.dtype, copy=True)
                 rows = full.index_copy_(0, ids, rows)
             values[part][t] = rows
     return replace(reply, values=values, rows={}, touched={})
 
 
-def _on_touched(
-    algorithm: Algorithm, state: State, replies: Sequence[Reply], server: Server, by_touch: bool, in_place: bool
-) -> State:
+def _pooled(replies: Sequence[Reply]) -> list[Reply]:
+    """The replies with rows whose mean over them is that of the clients that touched each.
+
+    All replies of a source have the rows that any of them has, divided by the share of the weight that touched these.
+    """
+    pooled = list(replies)
+    for source in dict.fromkeys(r.source for r in replies if r.rows):
+        mine = [i for i, r in enumerate(replies) if r.source == source]
+        total = sum(replies[i].weight for i in mine)
+        ids = {t: torch.unique(torch.cat([replies[i].rows[t] for i in mine])) for t in replies[mine[0]].rows}
+        share = {t: torch.zeros(len(x), dtype=torch.float64, device=x.device) for t, x in ids.items()}
+        places = {i: {t: torch.searchsorted(ids[t], x) for t, x in replies[i].rows.items()} for i in mine}
+        for i in mine:
+            for t, at in places[i].items():
+                share[t].index_add_(0, at, replies[i].touched[t].double() * (replies[i].weight / total))
+        for i in mine:
+            values: Trees = {part: dict(leaves) for part, leaves in replies[i].values.items()}
+            for leaves in values.values():
+                for t in (t for t in leaves if t in ids):
+                    rows = leaves[t].new_zeros(len(ids[t]), *leaves[t].shape[1:])
+                    rows.index_copy_(0, places[i][t], leaves[t])
+                    leaves[t] = rows / _column(share[t].to(rows.dtype), rows)
+            everyone = {t: torch.ones_like(x) for t, x in share.items()}
+            pooled[i] = replace(replies[i], values=values, rows=ids, touched=everyone)
+    return pooled
+
+
+def _column(x: Tensor, rows: Tensor) -> Tensor:
+    """One number for each row, in a shape that goes with them."""
+    return x.view(-1, *(1,) * (rows.ndim - 1))
+
+
+def _on_touched(algorithm: Algorithm, state: State, replies: Sequence[Reply], server: Server, in_place: bool) -> State:
     """The server's step on the rows that some client touched; the others stay as they are."""
     tables = algorithm.model.tables
     some = {t: [r.rows[t] for r in replies if t in r.rows] for t in tables}
     ids = {t: many[0] if len(many) == 1 else torch.unique(torch.cat(many)) for t, many in some.items() if many}
     places = [{t: torch.searchsorted(ids[t], r.rows[t]) for t in r.rows} for r in replies]
     sizes = {t: len(x) for t, x in ids.items()}
-    small = [_whole(replace(r, rows=p), sizes, {}, by_touch) for r, p in zip(replies, places, strict=True)]
+    small = [_whole(replace(r, rows=p), sizes, {}) for r, p in zip(replies, places, strict=True)]
     before = _at(state, lambda t, x: x.index_select(0, ids[t]) if t in ids else x)
     after = algorithm.step(before, small, server)
 

@@ -41,6 +41,7 @@ class Tally:
     dropped: list[int] = field(default_factory=list)
     upload_bytes: int = 0
     row_bytes_down: int = 0
+    id_bytes: int = 0
     row_sum: RowSum | None = None
 
     def add(self, client: int, upload: Upload, private: Private) -> None:
@@ -97,6 +98,7 @@ class Tally:
         self.dropped += other.dropped
         self.upload_bytes += other.upload_bytes
         self.row_bytes_down += other.row_bytes_down
+        self.id_bytes += other.id_bytes
         if other.row_sum is not None:
             self.row_sum = self.row_sum or RowSum()
             self.row_sum.merge(other.row_sum)
@@ -202,7 +204,7 @@ def _one_client(
         picked = rows.pick(algorithm.rows, message.payload, batches, [client])
         message, batches, own_rows = picked.given(message), picked.batches, picked.ids
         tally.row_bytes_down += picked.bytes_down
-        tally.upload_bytes += picked.bytes_of_ids
+        tally.id_bytes += picked.bytes_of_ids
     private = privates.get(plan.source, client, message.first)
     if algorithm.model.has_convolutions:
         private = {part: _channels_last(leaves) for part, leaves in private.items()}
@@ -220,7 +222,7 @@ def _vmapped(
     picked = rows.pick(algorithm.rows, message.payload, batches, clients) if algorithm.rows else None
     batches = picked.batches if picked else batches
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
-    per_client |= {"steps": batches.steps, "examples": batches.examples}
+    per_client |= {"steps": batches.steps, "examples": batches.examples, "rows": batches.rows}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
     travelling = 0
@@ -238,7 +240,8 @@ def _vmapped(
     tally.upload_bytes += travelling * len(clients)
     if picked:
         tally.row_bytes_down += picked.bytes_down
-        tally.upload_bytes += picked.bytes_of_ids + picked.bytes_of(values)
+        tally.id_bytes += picked.bytes_of_ids
+        tally.upload_bytes += picked.bytes_of(values)
     tally.add_chunk(clients, Upload(values, weight), private, picked)
 
 

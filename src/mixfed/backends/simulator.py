@@ -28,6 +28,7 @@ from mixfed.private import PrivateStore
 
 EXECUTORS = ("auto", "loop", "vmap")
 _CACHE = 8 << 20
+_AT_ONCE = 64
 
 
 class Simulator:
@@ -65,6 +66,7 @@ class Simulator:
         self._pool = Pool(self.threads)
         self._chosen: dict[str, Execution] = {}
         self._alone: set[str] = set()
+        self._checked: set[str] = set()
         self._sent: dict[str, dict[int, _Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
@@ -81,8 +83,11 @@ class Simulator:
         """Takes up a run."""
         self.algorithm, self.data, self.central = algorithm, data, central
         self.privates, self.seed, self.ledger = privates, seed, ledger
+        for source in algorithm.batching:
+            rows.check_fields(algorithm.rows, data[source], source)
         self._chosen.clear()
         self._alone.clear()
+        self._checked.clear()
         self._sent.clear()
         self.dropped.clear()
 
@@ -138,16 +143,23 @@ class Simulator:
                 for number, sent in versions.items()
             ]
             return [reply for jobs in everyone for reply in self.collect(version, jobs)]
-        groups, parts = arrivals.by_round(), []
+        groups, parts, counted = arrivals.by_round(), [], []
         replies: list[Reply] = []
         for number, jobs in groups:
+            counted.append(self._sent[jobs.source][number].counted)
             message = self._take(jobs, number)
             plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
+            new = self.algorithm.rows and jobs.source not in self._checked
+            if new and rows.check_lookups(self.algorithm, message, plan, self.privates):
+                self._checked.add(jobs.source)
             parts.append(Part(message, plan, self._how(message, plan)))
         tallies = execute(self.algorithm, parts, self.privates, self._pool) if parts else []
-        for (_, jobs), part, tally in zip(groups, parts, tallies, strict=True):
+        for (_, jobs), part, tally, already in zip(groups, parts, tallies, counted, strict=True):
             self._count(tally, part.plan, part.message)
-            replies += _replies(tally, jobs.source, version - int(jobs.versions[0]))
+            if not already:
+                self._count_rows(tally.row_bytes_down, tally.id_bytes)
+            found = _replies(tally, jobs.source, version - int(jobs.versions[0]))
+            replies += [replace(r, message=part.message) for r in found] if self.algorithm.rows else found
         if self.algorithm.uploads == "each":
             place = {client: i for i, client in enumerate(arrivals.clients.tolist())}
             replies.sort(key=lambda reply: place[reply.clients[0]])
@@ -157,6 +169,8 @@ class Simulator:
         """Forgets these jobs. Clients that report in vain have trained, which counts, and keep what is theirs; what
         they send up is refused."""
         for number, jobs in arrivals.by_round():
+            if not self._sent[jobs.source][number].counted:
+                self._count_picked(jobs.source, jobs.clients, self._sent[jobs.source][number].message, number)
             message = self._take(jobs, number)
             if not reported:
                 continue
@@ -165,6 +179,14 @@ class Simulator:
                 part = Part(message, plan, self._how(message, plan))
                 self._keep(execute(self.algorithm, [part], self.privates, self._pool)[0], jobs.source)
             self._count_work(plan, message)
+
+    def end_round(self) -> None:
+        """Counts the rows that went to clients still on their way; those of the others are known from their work."""
+        for source, by_round in self._sent.items():
+            for number, sent in by_round.items():
+                if not sent.counted:
+                    self._count_picked(source, sent.clients, sent.message, number)
+                    by_round[number] = replace(sent, counted=True)
 
     def _take(self, jobs: Arrivals, number: int) -> Message:
         """The message of jobs that are in flight no longer; it is let go with the last of them."""
@@ -199,12 +221,26 @@ class Simulator:
         self._keep(tally, plan.source)
         self.dropped += [(plan.source, client) for client in tally.dropped]
         self.ledger.bytes_up += tally.upload_bytes
-        self.ledger.bytes_down += tally.row_bytes_down
         self._count_work(plan, message)
 
     def _keep(self, tally: Tally, source: str) -> None:
         for clients, private in tally.private:
             self.privates.put_all(source, clients, private)
+
+    def _count_rows(self, bytes_down: int, id_bytes: int) -> None:
+        self.ledger.bytes_down += bytes_down
+        self.ledger.bytes_up += id_bytes
+
+    def _count_picked(self, source: str, clients: NDArray[np.int64], message: Message, number: int) -> None:
+        """Counts the rows that clients asked for and were sent, whatever became of them."""
+        if not self.algorithm.rows:
+            return
+        plan = self._plan(source, np.sort(clients), message, number)
+        for i in range(0, len(plan), _AT_ONCE):
+            few = slice(i, min(i + _AT_ONCE, len(plan)))
+            batches = plan.chunk(few, self.algorithm.model.device)
+            picked = rows.pick(self.algorithm.rows, message.payload, batches, plan.clients[few].tolist())
+            self._count_rows(picked.bytes_down, picked.bytes_of_ids)
 
     def _count_work(self, plan: Plan, message: Message) -> None:
         def measure(examples: int) -> int:
@@ -322,18 +358,19 @@ class Simulator:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message on its way, and the clients that have not reported on it yet."""
+    """A message on its way, and the clients that have not reported on it yet; ``counted``: the ledger has its rows."""
 
     message: Message
     clients: NDArray[np.int64]
     is_kept: bool = False
+    counted: bool = False
 
     def kept_at(self, place: Place) -> _Sent:
         """The same with the message at this place."""
         if self.is_kept or place == "device":
             return self
         payload = tree.map_leaves(lambda x: moved(x, place), self.message.payload)
-        return _Sent(replace(self.message, payload=payload), self.clients, True)
+        return replace(self, message=replace(self.message, payload=payload), is_kept=True)
 
     def tree(self) -> dict[str, Any]:
         message = self.message
@@ -345,7 +382,7 @@ class _Sent:
     def restored(cls, saved: Mapping[str, Any]) -> _Sent:
         examples = Sample(**saved["examples"]) if saved["examples"] else None
         message = Message(dict(saved["payload"]), int(saved["round"]), examples, saved["first"] or None)
-        return cls(message, saved["clients"].cpu().numpy())
+        return cls(message, saved["clients"].cpu().numpy(), counted=True)  # a checkpoint is written after a round
 
 
 class _Remembered:

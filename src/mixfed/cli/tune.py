@@ -102,7 +102,7 @@ def _train_all(recipes: dict[Key, Recipe], out: Path, metric: str, last: int) ->
                 except RunStopped:
                     scores[name, i, seed] = None
                     continue
-            scores[name, i, seed] = tuning.best_of_last(folder.history(), metric, last)
+            scores[name, i, seed] = tuning.score(folder.history(), metric, last)
     return scores
 
 

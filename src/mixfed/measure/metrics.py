@@ -14,7 +14,7 @@ from mixfed import tree
 from mixfed.batches import gather
 from mixfed.core import CLIENTS, Personal
 from mixfed.data.store import CentralData
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.model import Batch, Model
 from mixfed.private import PrivateStore
 from mixfed.recommend import Recall
@@ -91,7 +91,7 @@ def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1
     weights = tree.cast(params, model.dtype)
     for start in range(0, len(data), batch_size):
         batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
-        with torch.no_grad():
+        with torch.no_grad(), explained("The model cannot answer"):
             outputs = model.outputs(weights, batch, training=False)
         yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import load_npz, reading
+from mixfed.data._files import load_npz, reading, require_fields
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
 
@@ -31,7 +31,8 @@ def load(folder: Path | None = None, history: int = 10) -> Source:
     """1M, from ``movielens/ml-1m_ratings.npz``, ``ml-1m/ratings.dat`` or ``movielens/ratings.dat``, plain or gzipped.
 
     An example is a movie and the up to ``history`` movies that the same person rated before it, the nearest last, with
-    −1 for none. A person's ratings are in the order of their times where these are known (a time of 0 is unknown).
+    −1 for none. A person's ratings are in the order of their times where these are known (a time of 0 is unknown); the
+    npz may have ``last_movie_id``, what person u = 1, 2, … rated last, in place u − 1.
     """
     file = find(folder, OBTAIN, "movielens/ml-1m_ratings.npz", "ml-1m/ratings.dat", "movielens/ratings.dat")
     return _source(_read(file, "::"), 3952, history, DESCRIPTION)
@@ -46,13 +47,7 @@ def load_100k(folder: Path | None = None, history: int = 10) -> Source:
 def _read(file: Path, between: str) -> dict[str, Ints]:
     """Users, movies and times of the ratings, in the order of the file."""
     if file.suffix == ".npz":
-        arrays = load_npz(file, ["user_id", "movie_id", "timestamp"])
-        found = {n: arrays[n].astype(np.int64) for n in arrays}
-        last: dict[str, NDArray[Any]] = {}
-        with reading(file), np.load(file, allow_pickle=False) as opened:
-            if "last_movie_id" in opened.files:
-                last = {"last_movie_id": opened["last_movie_id"].astype(np.int64)}
-        return found | last
+        return _from_npz(file)
     with reading(file):
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         lines = [line.split(between) for line in content.decode("latin-1").splitlines() if line]
@@ -62,12 +57,42 @@ def _read(file: Path, between: str) -> dict[str, Ints]:
         return {"user_id": table[:, 0], "movie_id": table[:, 1], "timestamp": table[:, 3]}
 
 
+def _from_npz(file: Path) -> dict[str, Ints]:
+    arrays = load_npz(file)
+    wanted = ["user_id", "movie_id", "timestamp"]
+    require_fields(file, wanted, list(arrays))
+    found = {n: _whole_numbers(file, n, arrays[n]) for n in [*wanted, "last_movie_id"] if n in arrays}
+    if len({len(found[n]) for n in wanted}) > 1:
+        told = ", ".join(f"{len(found[n]):,} of {n}" for n in wanted)
+        raise InputError(f"The ratings in '{file}' need as many users as movies and times, and it has {told}.")
+    people = int(found["user_id"].max())
+    if "last_movie_id" in found and len(found["last_movie_id"]) < people:
+        raise InputError(
+            f"'{file}' has users up to {people}, and last_movie_id has {len(found['last_movie_id'])} entries; it needs"
+            " one for each user, in the order of their numbers."
+        )
+    return found
+
+
+def _whole_numbers(file: Path, name: str, array: NDArray[Any]) -> Ints:
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
+        told = f"{list(array.shape)} of {array.dtype}"
+        raise InputError(f"'{name}' in '{file}' must be a list of numbers, and it is {told}.")
+    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.rint(array)).all()):
+        raise InputError(f"'{name}' in '{file}' must hold whole numbers (a time that is unknown is 0).")
+    return array.astype(np.int64)
+
+
 def _source(ratings: dict[str, Ints], movies: int, history: int, description: str) -> Source:
     if history < 1:
         raise InputError(f"An example needs a history of at least 1 movie, not {history}.")
     low, high = int(ratings["movie_id"].min()), int(ratings["movie_id"].max())
     if low < 1 or high > movies:
         raise InputError(f"The movies of this dataset are numbered 1 to {movies}, and the file has {low} to {high}.")
+    if int(ratings["user_id"].min()) < 1:
+        raise InputError(
+            f"The people of this dataset are numbered from 1, and the file has {ratings['user_id'].min()}."
+        )
     order = in_time(ratings["user_id"], ratings["movie_id"], ratings["timestamp"], ratings.get("last_movie_id"))
     train, people = windows(ratings["user_id"][order], ratings["movie_id"][order] - 1, history)
     return Source(
