@@ -227,16 +227,23 @@ def plan_cohort(
     clients: NDArray[np.int64],
     batching: Batching,
     seed: int,
-    version: int,
+    version: int | NDArray[np.int64],
     sample: Sample | None = None,
     central: CentralData | None = None,
 ) -> Plan:
     """Batches for the clients of a round; each client's depend only on (seed, source, version, client).
 
+    Clients of several rounds have a ``version`` each.
+
     With a ``sample`` of ``central`` data, every client's examples of this round are its own and its sample, shuffled
     together (Augenstein et al., 2021, Algorithm 3).
     """
-    keys = (rng.bits(rng.key(seed, "batches", version) ^ rng.key(0, source), clients) >> np.uint64(1)).astype(np.int64)
+    versions = np.broadcast_to(version, clients.shape)
+    keys = np.empty_like(clients)
+    for one in np.unique(versions).tolist():
+        these = versions == one
+        bits = rng.bits(rng.key(seed, "batches", one) ^ rng.key(0, source), clients[these])
+        keys[these] = (bits >> np.uint64(1)).astype(np.int64)
     first, own = data.offsets[clients], data.sizes(clients)
     if (own == 0).any():
         raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")
@@ -246,8 +253,8 @@ def plan_cohort(
         return Plan(source, data, clients, first[:, None, None] + place, counts, keys)
     starts = np.concatenate([[0], np.cumsum(received)])
     drawn = [
-        rng.generator(seed, f"transfer/{source}", version, int(c)).choice(len(central), int(m), replace=False)
-        for c, m in zip(clients, received, strict=True)
+        rng.generator(seed, f"transfer/{source}", int(v), int(c)).choice(len(central), int(m), replace=False)
+        for v, c, m in zip(versions, clients, received, strict=True)
     ]
     pool = np.concatenate([*drawn, [0]])
     beyond = place - own[:, None, None]

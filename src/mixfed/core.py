@@ -171,7 +171,8 @@ class Algorithm:
 
     Under delays: ``late`` says whether updates from earlier rounds are used or discarded, ``buffer`` how many updates
     make a step (0: all that arrived in the round), and ``steps_alone`` that ``step`` has work to do in a round in which
-    nothing arrived; without it such a round changes nothing.
+    nothing arrived; without it such a round changes nothing. ``ageless`` promises that what a client does depends on
+    the trees of its message and not on the number of the round, so that clients of several rounds can run at once.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
     ``restored(state)`` makes a state from a checkpoint, all of which is on the model's device, usable again.
@@ -196,6 +197,7 @@ class Algorithm:
     late: Literal["discard", "use"] = "discard"
     buffer: int = 0
     steps_alone: bool = False
+    ageless: bool = False
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
     restored: Callable[[State], State] = lambda state: state
 

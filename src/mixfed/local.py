@@ -70,6 +70,11 @@ class LocalTrainer:
         """What is done with every batch, one after the other: here, all weights go down the loss together."""
         return [Move(loss, self.model.trainable)]
 
+    @property
+    def ageless(self) -> bool:
+        """Whether training is the same in every round."""
+        return self.optimizer.decay == 1
+
     def train(
         self,
         params: Params,

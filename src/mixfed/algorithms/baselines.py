@@ -52,6 +52,7 @@ def local_only(trainer: LocalTrainer) -> Algorithm:
         step=lambda state, replies, server: state,
         client=client,
         batching={CLIENTS: trainer.batching},
+        ageless=trainer.ageless,
         private=lambda params: {"params": {n: p.to(model.dtype) for n, p in params.items()}},
         personal=lambda params, private: private["params"],
     )

@@ -39,6 +39,11 @@ class Minimax(LocalTrainer):
         if not any(name.startswith(AUXILIARY) for name in self.model.trainable):
             raise InputError("Minimax training needs a network with an adversary; set auxiliary.kind to 'adversary'.")
 
+    @property
+    def ageless(self) -> bool:
+        """Not if some rounds are for pre-training."""
+        return super().ageless and not self.pretrain
+
     def moves(self, loss: Loss, round: int) -> list[Move]:
         """The adversary against the representation as it is, then the others against the adversary."""
         strength = self.strength if round >= self.pretrain else 0.0

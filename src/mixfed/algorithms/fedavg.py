@@ -56,6 +56,7 @@ def fedavg(
         batching={CLIENTS: trainer.batching},
         private=lambda params: core.kept_private(model, params),
         row_wise=server_optimizer.is_plain_sgd,
+        ageless=trainer.ageless,
     )
 
 

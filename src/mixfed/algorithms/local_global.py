@@ -90,6 +90,7 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         private=private,
         personal=personal,
         settles=True,
+        ageless=base.ageless and not warm_start,
     )
 
 

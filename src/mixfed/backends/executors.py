@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed import rows, tree
@@ -75,9 +77,7 @@ class Tally:
                 one = Upload(_index(upload.values, i), upload.weight[i])
                 self.add(client, one if picked is None else picked.with_rows(one, upload.values, i), _index(private, i))
             return
-        self.used.extend(clients)
         self.private.append((list(clients), private))
-        self.weight += float(upload.weight.sum())
         values = upload.values
         if picked is not None:
             weights = {t: upload.weight[owner] for t, owner in picked.owner.items()}
@@ -87,7 +87,14 @@ class Tally:
                     wide = _wide(x)
                     leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
             self._add_rows(picked.ids, weights, tables)
-        self._accumulate({k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in values.items()})
+        sums = {k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
+        self.add_sum(clients, float(upload.weight.sum()), sums)
+
+    def add_sum(self, clients: Sequence[int], weight: float, sums: dict[str, Params]) -> None:
+        """Takes the weighted sum of the uploads of these clients."""
+        self.used.extend(clients)
+        self.weight += weight
+        self._accumulate(sums)
 
     def merge(self, other: Tally) -> None:
         """Adds what another worker has gathered."""
@@ -120,14 +127,15 @@ class Tally:
 
 @dataclass(frozen=True)
 class Execution:
-    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else that many at once under vmap."""
+    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else at most that many at once under vmap."""
 
     name: str
     chunk: int
     threads: int
 
     def __str__(self) -> str:
-        how = f"chunks of {self.chunk}" if self.chunk else "one client at a time"
+        limit = f"chunks of at most {self.chunk}" if self.chunk < 1 << 20 else "a chunk for every thread"
+        how = limit if self.chunk else "one client at a time"
         return f"{self.name} ({how}, {self.threads} thread{'s' if self.threads > 1 else ''})"
 
 
@@ -146,11 +154,20 @@ class Pool:
 
 @dataclass(frozen=True)
 class Part:
-    """Clients that were sent the same message, and how they are run."""
+    """Clients that run as one cohort, how they are run, and what they were sent: client i got ``messages[which[i]]``.
 
-    message: Message
+    All were sent the same message, unless the algorithm is ageless (:class:`mixfed.core.Algorithm`).
+    """
+
+    messages: Sequence[Message]
+    which: NDArray[np.int64]
     plan: Plan
     how: Execution
+
+    @classmethod
+    def alike(cls, message: Message, plan: Plan, how: Execution) -> Part:
+        """A cohort in which everyone was sent the same."""
+        return cls([message], np.zeros(len(plan), np.int64), plan, how)
 
     def units(self) -> list[slice]:
         """What a worker takes at a time: a client, or a vmapped chunk."""
@@ -158,43 +175,50 @@ class Part:
         return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
 
 
-def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[Tally]:
-    """The client work of one or more cohorts, which share the workers; a tally for each."""
+def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[list[Tally]]:
+    """The client work of one or more cohorts, which share the workers; of each a tally for every message."""
     if algorithm.model.has_convolutions:
-        parts = [part if part.how.chunk else replace(part, message=_as_convolved(part.message)) for part in parts]
+        parts = [part if part.how.chunk else replace(part, messages=_as_convolved(part.messages)) for part in parts]
     units = [(number, unit) for number, part in enumerate(parts) for unit in part.units()]
     workers = min(max(part.how.threads for part in parts), len(units))
 
-    def work(worker: int) -> dict[int, Tally]:
-        tallies: dict[int, Tally] = {}
+    def work(worker: int) -> dict[tuple[int, int], Tally]:
+        tallies: dict[tuple[int, int], Tally] = {}
         with torch.no_grad():
             for number, unit in units[worker::workers]:
                 part = parts[number]
-                tally = tallies.setdefault(number, Tally(each=algorithm.uploads == "each"))
+
+                def tally(message: int, number: int = number) -> Tally:
+                    return tallies.setdefault((number, message), Tally(each=algorithm.uploads == "each"))
+
                 who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
                 failure = ("The vmap executor cannot run this model", "; choose loop") if part.how.chunk else (who, "")
                 unit_work = _vmapped if part.how.chunk else _one_client
                 with explained(*failure):
-                    unit_work(algorithm, part.message, part.plan, unit, privates, tally)
+                    unit_work(algorithm, part, unit, privates, tally)
         return tallies
 
-    found: dict[int, Tally] = {}
+    found: dict[tuple[int, int], Tally] = {}
     for tallies in pool.run([lambda w=w: work(w) for w in range(workers)]):  # type: ignore[misc]
-        for number, tally in tallies.items():
-            if number in found:
-                found[number].merge(tally)
+        for place, tally in tallies.items():
+            if place in found:
+                found[place].merge(tally)
             else:
-                found[number] = tally
-    return [found[number] for number in range(len(parts))]
+                found[place] = tally
+    return [[found[number, m] for m in range(len(part.messages))] for number, part in enumerate(parts)]
 
 
-def _as_convolved(message: Message) -> Message:
-    return replace(message, payload={k: _channels_last(v) for k, v in message.payload.items()})
+def _as_convolved(messages: Sequence[Message]) -> list[Message]:
+    return [replace(m, payload={k: _channels_last(v) for k, v in m.payload.items()}) for m in messages]
 
 
-def _one_client(
-    algorithm: Algorithm, message: Message, plan: Plan, unit: slice, privates: PrivateStore, tally: Tally
-) -> None:
+TallyOf = Callable[[int], Tally]
+"""The tally of the clients that were sent the message of this number."""
+
+
+def _one_client(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, tally_of: TallyOf) -> None:
+    plan, number = part.plan, int(part.which[unit.start])
+    message, tally = part.messages[number], tally_of(number)
     client = int(plan.clients[unit.start])
     batches = plan.client(unit.start, algorithm.model.device)
     if algorithm.model.has_convolutions:
@@ -213,9 +237,10 @@ def _one_client(
     tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight, own_rows), private)
 
 
-def _vmapped(
-    algorithm: Algorithm, message: Message, plan: Plan, unit: slice, privates: PrivateStore, tally: Tally
-) -> None:
+def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, tally_of: TallyOf) -> None:
+    plan, which = part.plan, part.which[unit]
+    numbers = np.unique(which).tolist()
+    message, tally = part.messages[numbers[0]], tally_of(numbers[0])
     clients = [int(c) for c in plan.clients[unit]]
     batches = plan.chunk(unit, algorithm.model.device)
     private = privates.gather(plan.source, clients, message.first)
@@ -225,24 +250,57 @@ def _vmapped(
     per_client |= {"steps": batches.steps, "examples": batches.examples, "rows": batches.rows}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
+    sent = [part.messages[number].payload for number in which] if len(numbers) > 1 else []
+    stacked = {
+        k: {n: torch.stack([payload[k][n] for payload in sent]) for n in leaves}
+        for k, leaves in (message.payload.items() if sent else ())
+    }
     travelling = 0
 
     def one(
-        given: dict[str, Any], private: Private, tables: dict[str, Params]
+        given: dict[str, Any], private: Private, tables: dict[str, Params], stacked: dict[str, Params]
     ) -> tuple[dict[str, Params], Tensor, Private]:
         nonlocal travelling
         received = rows.with_tables(message, tables) if tables else message
+        if stacked:
+            received = replace(message, payload=stacked)
         upload, private = algorithm.client(received, private, replace(batches, **given))
         travelling = tree.nbytes(rows.shared(algorithm.rows, upload.values))
         return algorithm.arrive(upload.values), upload.weight, private
 
-    values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {})
+    values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {}, stacked)
+    if sent:
+        _add_groups(tally_of, which, clients, Upload(values, weight), private, travelling)
+        return
     tally.upload_bytes += travelling * len(clients)
     if picked:
         tally.row_bytes_down += picked.bytes_down
         tally.id_bytes += picked.bytes_of_ids
         tally.upload_bytes += picked.bytes_of(values)
     tally.add_chunk(clients, Upload(values, weight), private, picked)
+
+
+def _add_groups(
+    tally_of: TallyOf, which: NDArray[np.int64], clients: list[int], upload: Upload, private: Private, travelling: int
+) -> None:
+    """Adds a chunk whose clients were sent different messages; the sums of all messages are one product a leaf."""
+    numbers, owner = np.unique(which, return_inverse=True)
+    members = [np.flatnonzero(owner == place) for place in range(len(numbers))]
+    tallies = [tally_of(int(number)) for number in numbers]
+    for tally, own in zip(tallies, members, strict=True):
+        tally.upload_bytes += travelling * len(own)
+    finite = bool(_finite({"up": upload.values, "kept": private}, batched=True).all())
+    if tallies[0].each or not finite:
+        for i, client in enumerate(clients):
+            tallies[owner[i]].add(client, Upload(_index(upload.values, i), upload.weight[i]), _index(private, i))
+        return
+    weights = torch.zeros(len(numbers), len(clients), dtype=upload.weight.dtype, device=upload.weight.device)
+    weights[torch.from_numpy(owner), torch.arange(len(clients))] = upload.weight
+    sums = {k: {n: _weighted_sum(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
+    for place, (tally, own) in enumerate(zip(tallies, members, strict=True)):
+        theirs = slice(int(own[0]), int(own[-1]) + 1)
+        tally.add_sum([clients[i] for i in own], float(weights[place].sum()), _index(sums, place))
+        tally.private.append((clients[theirs], _index(private, theirs)))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -262,7 +320,7 @@ def _finite(values: tree.Tree, batched: bool = False) -> Tensor:
     return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones((1,) if batched else (), dtype=torch.bool)
 
 
-def _index(trees: dict[str, Params], i: int) -> dict[str, Params]:
+def _index(trees: dict[str, Params], i: int | slice) -> dict[str, Params]:
     return {name: {leaf: x[i] for leaf, x in part.items()} for name, part in trees.items()}
 
 

@@ -29,6 +29,8 @@ from mixfed.private import PrivateStore
 EXECUTORS = ("auto", "loop", "vmap")
 _CACHE = 8 << 20
 _AT_ONCE = 64
+_WHOLE = 1 << 30
+"""No limit to a chunk but a thread's share of the cohort."""
 
 
 class Simulator:
@@ -133,8 +135,8 @@ class Simulator:
     def collect(self, version: int, arrivals: Arrivals | None = None) -> list[Reply]:
         """The replies of these arrivals (left out: of all clients that were sent something, round by round).
 
-        Clients that were sent the same message run as one cohort, the cohorts side by side. Uploads that are wanted one
-        by one come in the order of arrival.
+        Clients that were sent the same message run as one cohort, the cohorts side by side; of an ageless algorithm all
+        of them are one cohort. Uploads that are wanted one by one come in the order of arrival.
         """
         if arrivals is None:
             everyone = [
@@ -143,27 +145,49 @@ class Simulator:
                 for number, sent in versions.items()
             ]
             return [reply for jobs in everyone for reply in self.collect(version, jobs)]
-        groups, parts, counted = arrivals.by_round(), [], []
-        replies: list[Reply] = []
-        for number, jobs in groups:
-            counted.append(self._sent[jobs.source][number].counted)
-            message = self._take(jobs, number)
-            plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
-            new = self.algorithm.rows and jobs.source not in self._checked
-            if new and rows.check_lookups(self.algorithm, message, plan, self.privates):
-                self._checked.add(jobs.source)
-            parts.append(Part(message, plan, self._how(message, plan)))
+        groups = arrivals.by_round()
+        counted = [self._sent[jobs.source][number].counted for number, jobs in groups]
+        parts = self._parts(groups)
         tallies = execute(self.algorithm, parts, self.privates, self._pool) if parts else []
-        for (_, jobs), part, tally, already in zip(groups, parts, tallies, counted, strict=True):
-            self._count(tally, part.plan, part.message)
+        for part in parts:
+            self._count_work(part.plan, part.messages[0])
+        done = [
+            pair for part, found in zip(parts, tallies, strict=True) for pair in zip(part.messages, found, strict=True)
+        ]
+        replies: list[Reply] = []
+        for (_, jobs), (message, tally), already in zip(groups, done, counted, strict=True):
+            self._count(tally, jobs.source)
             if not already:
                 self._count_rows(tally.row_bytes_down, tally.id_bytes)
             found = _replies(tally, jobs.source, version - int(jobs.versions[0]))
-            replies += [replace(r, message=part.message) for r in found] if self.algorithm.rows else found
+            replies += [replace(r, message=message) for r in found] if self.algorithm.rows else found
         if self.algorithm.uploads == "each":
             place = {client: i for i, client in enumerate(arrivals.clients.tolist())}
             replies.sort(key=lambda reply: place[reply.clients[0]])
         return replies
+
+    def _parts(self, groups: list[tuple[int, Arrivals]]) -> list[Part]:
+        """A cohort for the clients of each round, or one for all where clients of several rounds can run at once."""
+        messages = [self._take(jobs, number) for number, jobs in groups]
+        members = [np.sort(jobs.clients) for _, jobs in groups]
+        at_once = self.algorithm.ageless and not self.algorithm.rows and len(groups) > 1
+        if not at_once or any(message.examples or message.first for message in messages):
+            plans = [
+                self._plan(jobs.source, clients, message, number)
+                for (number, jobs), clients, message in zip(groups, members, messages, strict=True)
+            ]
+            for message, plan in zip(messages, plans, strict=True):
+                self._check_lookups(message, plan)
+            return [Part.alike(m, plan, self._how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
+        which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
+        rounds = np.array([number for number, _ in groups], np.int64)[which]
+        whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
+        return [Part(messages, which, whole, self._how(messages[0], whole))]
+
+    def _check_lookups(self, message: Message, plan: Plan) -> None:
+        new = self.algorithm.rows and plan.source not in self._checked
+        if new and rows.check_lookups(self.algorithm, message, plan, self.privates):
+            self._checked.add(plan.source)
 
     def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
         """Forgets these jobs. Clients that report in vain have trained, which counts, and keep what is theirs; what
@@ -176,8 +200,8 @@ class Simulator:
                 continue
             plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
             if message.first or self.privates.keeps_something():
-                part = Part(message, plan, self._how(message, plan))
-                self._keep(execute(self.algorithm, [part], self.privates, self._pool)[0], jobs.source)
+                part = Part.alike(message, plan, self._how(message, plan))
+                self._keep(execute(self.algorithm, [part], self.privates, self._pool)[0][0], jobs.source)
             self._count_work(plan, message)
 
     def end_round(self) -> None:
@@ -209,7 +233,9 @@ class Simulator:
         held = {x.data_ptr(): x for m in earlier for x in tree.leaves(m.payload | (m.first or {}))}
         return self.memory - tree.nbytes({str(pointer): x for pointer, x in held.items()})
 
-    def _plan(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> Plan:
+    def _plan(
+        self, source: str, clients: NDArray[np.int64], message: Message, version: int | NDArray[np.int64]
+    ) -> Plan:
         sample = message.examples
         if sample and sample.source not in self.central:
             raise InputError(f"Example transfer sends central data '{sample.source}', and the run was given none.")
@@ -217,11 +243,10 @@ class Simulator:
         batching = self.algorithm.batching[source]
         return plan_cohort(source, self.data[source], clients, batching, self.seed, version, sample, central)
 
-    def _count(self, tally: Tally, plan: Plan, message: Message) -> None:
-        self._keep(tally, plan.source)
-        self.dropped += [(plan.source, client) for client in tally.dropped]
+    def _count(self, tally: Tally, source: str) -> None:
+        self._keep(tally, source)
+        self.dropped += [(source, client) for client in tally.dropped]
         self.ledger.bytes_up += tally.upload_bytes
-        self._count_work(plan, message)
 
     def _keep(self, tally: Tally, source: str) -> None:
         for clients, private in tally.private:
@@ -272,12 +297,12 @@ class Simulator:
             raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
         if why_not:
             return Execution("loop", 0, self.threads)
-        return replace(how, chunk=min(how.chunk, self._chunk_size(plan)))
+        return replace(how, chunk=self._chunk_size(plan, how.chunk))
 
     def _choose(self, message: Message, plan: Plan) -> Execution:
         loop = Execution("loop", 0, self.threads)
-        chunks = {self._chunk_size(plan), self._chunk_size(plan, _CACHE)}
-        vmaps = [Execution("vmap", chunk, self.threads) for chunk in sorted(chunks, reverse=True)]
+        limits = {self._chunk_size(plan, limit): limit for limit in (self._chunk_limit(plan), _WHOLE)}
+        vmaps = [Execution("vmap", limit, self.threads) for _, limit in sorted(limits.items(), reverse=True)]
         why_not = self._vmap_cannot(plan)
         if self.executor != "auto":
             return vmaps[0] if self.executor == "vmap" else loop
@@ -296,11 +321,14 @@ class Simulator:
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
-        few = plan.first_clients(2 * self.threads * max(c.chunk for c in candidates))
+        sized = {how: replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk)) for how in candidates}
+        few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
         seconds: dict[Execution, float] = {}
         for how in candidates:
             try:
-                execute(self.algorithm, [Part(message, few.first_clients(2), how)], self.privates, self._pool)
+                execute(
+                    self.algorithm, [Part.alike(message, few.first_clients(2), sized[how])], self.privates, self._pool
+                )
             except InputError as error:
                 if how.name == "loop":
                     raise
@@ -311,7 +339,7 @@ class Simulator:
             took = []
             for _ in range(3):
                 start = time.perf_counter()
-                execute(self.algorithm, [Part(message, few, how)], self.privates, self._pool)
+                execute(self.algorithm, [Part.alike(message, few, sized[how])], self.privates, self._pool)
                 took.append(time.perf_counter() - start)
             seconds[how] = min(took)
         best = min(seconds, key=lambda how: seconds[how])
@@ -320,19 +348,21 @@ class Simulator:
         remembered.save(str(best))
         return best
 
-    def _chunk_size(self, plan: Plan, cache: int | None = None) -> int:
-        """A thread's share of the cohort, or as many clients as fit the cache, always within the memory budget."""
+    def _chunk_size(self, plan: Plan, limit: int) -> int:
+        """A thread's share of the cohort, within the limit and the memory budget."""
+        share = -(-len(plan) // self.threads) if self._chunk is None else min(self._chunk, len(plan))
+        return int(max(1, min(share, limit, self._budget // (self._client_bytes(plan) * self.threads))))
+
+    def _chunk_limit(self, plan: Plan) -> int:
+        """As many clients as fit the cache."""
+        return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else _WHOLE
+
+    def _client_bytes(self, plan: Plan) -> int:
         model = self.algorithm.model
         slots = rows.slots(self.algorithm.rows, plan)
         sizes = [(min(s[0], slots.get(n, s[0])), *s[1:]) if s else s for n, s in model.shapes.items()]
         weights = 4 * sum(int(np.prod(size)) for size in sizes)
-        per_client = 3 * weights + 4 * plan.bytes_per_client() + 1
-        if self._chunk is None:
-            share = -(-len(plan) // self.threads)
-            chunk = share if cache is None else max(1, min(cache // per_client, share))
-        else:
-            chunk = self._chunk
-        return int(max(1, min(chunk, self._budget // (per_client * self.threads), len(plan))))
+        return 3 * weights + 4 * plan.bytes_per_client() + 1
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
         full = plan.rows.shape[2]
