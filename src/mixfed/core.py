@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from mixfed import tree
@@ -20,10 +21,12 @@ from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, Trained, gradient_of
-from mixfed.measure.ledger import Ledger
+from mixfed.measure.ledger import Ledger, count_flops
 from mixfed.model import Model
 from mixfed.optim import Memory, Optimizer
 from mixfed.tree import Params
+
+T = TypeVar("T")
 
 State = dict[str, Any]
 """A tree: everything the server remembers between rounds. What is in it is checkpointed, what is not is lost."""
@@ -144,6 +147,12 @@ class Server:
             params = tree.cast(params, self.model.dtype)
             buffers = tree.clone({n: params[n] for n in self.model.buffers})
             return gradient_of(trainer.loss or self.model.loss, self.model.trained(params), buffers, batch)[0]
+
+    def work(self, kind: Any, what: Callable[[Batches], T], batches: Batches) -> T:
+        """Does work on central data that is not training. The ledger counts it at what a step of its ``kind`` costs."""
+        with explained(f"The centre cannot work on '{batches.source}'"), torch.no_grad():
+            self.ledger.count_at_server(kind, lambda n: count_flops(lambda: what(batches.first(n))), batches)
+            return what(batches)
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:

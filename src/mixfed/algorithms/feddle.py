@@ -17,10 +17,9 @@ from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.guidance import Guide, Head, Merged, Objective, head_of
 from mixfed.atlas import Atlas, flat
 from mixfed.batches import Batches, Batching
-from mixfed.core import Algorithm, Reply, Server, State
+from mixfed.core import CENTRE, Algorithm, Reply, Server, State
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
-from mixfed.measure.ledger import count_flops
 from mixfed.places import Place
 from mixfed.tree import Params
 
@@ -165,20 +164,22 @@ def searched(models: Merged, search: Search, fallback: Tensor, server: Server) -
             c, memory = optimizer.step(c, {"c": gradient}, memory)
         return c["c"]
 
-    with torch.no_grad():
-        server.ledger.count_at_server(
-            ("feddle", len(models.atlas)), lambda n: count_flops(lambda: run(batches.first(n))), batches
-        )
-        noted = {"cosine": _agreement(models, search, guide, start, server)} if search.compare else {}
-        return run(batches), noted
+    noted = {"cosine": _agreement(models, search, guide, start, server)} if search.compare else {}
+    return server.work(("feddle", len(models.atlas)), run, batches), noted
 
 
 def _agreement(models: Merged, search: Search, guide: Guide, start: Tensor, server: Server) -> float:
     """The cosine between ∂ℓ/∂c on examples of the clients' domain and ∂h/∂c on the server's, a batch of each."""
     one = replace(search.batching, steps=1, epochs=None)
-    (ours, _), (theirs, _) = next(iter(server.batches(one, search.compare))), next(iter(server.batches(one)))
-    gradients = models.gradient(Guide(models.model.loss), start, ours), models.gradient(guide, start, theirs)
-    return float(torch.cosine_similarity(*gradients, dim=0))
+
+    def gradient(guide: Guide, source: str) -> Tensor:
+        kind = ("compare", source, len(models.atlas))
+        return server.work(
+            kind, lambda batches: models.gradient(guide, start, next(iter(batches))[0]), server.batches(one, source)
+        )
+
+    ours, theirs = gradient(Guide(models.model.loss), search.compare), gradient(guide, CENTRE)
+    return float(torch.cosine_similarity(ours, theirs, dim=0))
 
 
 def diagnostics(state: State) -> dict[str, float]:

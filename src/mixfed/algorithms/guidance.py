@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mixfed import core, optim, rng, tree
 from mixfed.atlas import Atlas, flat, unflat
-from mixfed.batches import Batching
+from mixfed.batches import Batches, Batching
 from mixfed.core import CENTRE, Server
 from mixfed.errors import InputError
 from mixfed.local import gradient_of
@@ -94,11 +94,15 @@ class Head:
         rest = {n: x for n, x in body.items() if n not in theta}
         buffers = {n: body[n] for n in model.buffers}
         optimizer = optim.adam(self.rate)
-        memory = optimizer.init(theta)
-        for batch, _ in server.batches(replace(batching, steps=self.steps, epochs=None)):
-            gradient, _, _ = gradient_of(lambda p, b: loss(rest | tree.clone(buffers) | p, b), theta, {}, batch)
-            theta, memory = optimizer.step(theta, gradient, memory)
-        return Guide(loss, theta)
+
+        def fit(batches: Batches) -> Params:
+            found, memory = theta, optimizer.init(theta)
+            for batch, _ in batches:
+                gradient, _, _ = gradient_of(lambda p, b: loss(rest | tree.clone(buffers) | p, b), found, {}, batch)
+                found, memory = optimizer.step(found, gradient, memory)
+            return found
+
+        return Guide(loss, server.work("head", fit, server.batches(replace(batching, steps=self.steps, epochs=None))))
 
 
 def head_of(model: Model, name: str = "") -> str:

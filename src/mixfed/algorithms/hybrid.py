@@ -17,7 +17,6 @@ from mixfed.batches import Batches, Batching
 from mixfed.core import CENTRE, Algorithm, Reply, Server, State
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer, gradient_of
-from mixfed.measure.ledger import count_flops
 from mixfed.model import Batch, Loss, Model, masked_mean
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
@@ -71,14 +70,11 @@ def feddf(
         params = state["params"]
         teachers = [params | core.as_server_copy(r.values["model"], params) for r in replies]
         student = tree.combine(teachers, [1.0 / len(teachers)] * len(teachers))
-        batches = server.batches(batching)
 
-        def measure(examples: int) -> int:
-            return count_flops(lambda: distil(model, optimizer, student, teachers, batches.first(examples)))
+        def distilled(batches: Batches) -> Params:
+            return distil(model, optimizer, student, teachers, batches, temperature)
 
-        with torch.no_grad():
-            server.ledger.count_at_server(("feddf", len(teachers)), measure, batches)
-            return state | {"params": distil(model, optimizer, student, teachers, batches, temperature)}
+        return state | {"params": server.work(("feddf", len(teachers)), distilled, server.batches(batching))}
 
     return replace(sending_models(fedavg(trainer, name="feddf")), step=step, late="use")
 
