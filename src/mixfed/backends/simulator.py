@@ -33,11 +33,11 @@ _CACHE = 8 << 20
 class Simulator:
     """Runs the clients of an algorithm in this process.
 
-    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort and keep the faster. The choice is
-    remembered on this machine (in the user's cache folder), because another executor rounds differently and a run
-    is to be repeatable bit for bit. ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the
-    clients being run at one time may take, together with the messages to clients in flight; ``in_flight`` is where
-    these are kept from the next round on.
+    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort and keep the faster, but run a cohort
+    of one client by loop. The choice is remembered on this machine (in the user's cache folder), because another
+    executor rounds differently and a run is to be repeatable bit for bit. ``chunk`` fixes the clients per vmapped
+    chunk, ``memory`` (bytes) bounds what the clients being run at one time may take, together with the messages to
+    clients in flight; ``in_flight`` is where these are kept from the next round on.
     """
 
     def __init__(
@@ -211,13 +211,13 @@ class Simulator:
         self.ledger.count_clients(("clients", plan.source), measure, steps, examples)
 
     def _how(self, message: Message, plan: Plan) -> Execution:
+        if self.executor == "auto" and len(plan) == 1:  # late clients mostly come alone, and vmap is slow for one
+            loop = Execution("loop", 0, self.threads)
+            if plan.source not in self._chosen and plan.source not in self._alone:
+                self.say(f"Executor: {loop}; a cohort of one client leaves nothing to batch.")
+            self._alone.add(plan.source)  # later cohorts may be larger, so nothing is chosen yet
+            return loop
         if plan.source not in self._chosen:
-            if self.executor == "auto" and len(plan) == 1:
-                loop = Execution("loop", 0, self.threads)
-                if plan.source not in self._alone:  # later cohorts may be larger, so nothing is chosen yet
-                    self.say(f"Executor: {loop}; a cohort of one client leaves nothing to batch.")
-                self._alone.add(plan.source)
-                return loop
             self._chosen[plan.source] = self._choose(message, plan)
         how = self._chosen[plan.source]
         if not how.chunk:
