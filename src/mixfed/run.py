@@ -197,5 +197,5 @@ def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], sched
         if source not in populations:
             raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
         populations[source].require_no_empty_clients()
-        schedule.check(source, populations[source])
+        schedule.check(source, populations[source], algorithm.buffer)
         check_fit(algorithm.model, populations[source], f"the examples of '{source}'")
