@@ -102,8 +102,8 @@ class Reply:
 class Server:
     """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work.
 
-    ``clients`` counts the clients of each population. ``notes`` carries what ``broadcast`` wants to tell ``step`` of
-    the same round; it does not outlive the round.
+    ``clients`` counts the clients of each population, ``step`` the steps that this round has had before. ``notes``
+    carries what ``broadcast`` wants to tell ``step`` of the same round; it does not outlive the round.
     """
 
     round: int
@@ -113,14 +113,15 @@ class Server:
     ledger: Ledger = field(default_factory=Ledger)
     clients: Mapping[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
 
     def batches(self, batching: Batching, source: str | None = CENTRE) -> Batches:
-        """This round's batches of a central source; None stands for steps of a loss that needs no data."""
+        """This step's batches of a central source; None stands for steps of a loss that needs no data."""
         if source is None:
             return Batches.without_data(batching.steps or 1, self.model.device)
         if source not in self.central:
             raise InputError(f"This algorithm needs central data '{source}', and the run was given none.")
-        plan = plan_central(source, self.central[source], batching, self.seed, self.round)
+        plan = plan_central(source, self.central[source], batching, self.seed, self.round, self.step)
         return plan.client(0, self.model.device)
 
     def train(
@@ -179,7 +180,8 @@ class Algorithm:
     nothing arrived; without it such a round changes nothing.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
-    ``restored(state)`` makes a state from a checkpoint, all of which is on the model's device, usable again.
+    ``restored(state, device)`` makes a state from a checkpoint, which is in main memory, usable again: on the model's
+    device, except for what is kept elsewhere.
     """
 
     name: str
@@ -200,7 +202,7 @@ class Algorithm:
     buffer: int = 0
     steps_alone: bool = False
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
-    restored: Callable[[State], State] = lambda state: state
+    restored: Callable[[State, torch.device], State] = tree.to_device
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:

@@ -106,6 +106,16 @@ def test_ca2fl_by_hand() -> None:
     assert {c: float(h["w"]) for c, h in result.state["cache"].items()} == {"0": 0.5, "1": 4.0, "2": 6.0}
 
 
+def test_the_cache_of_ca2fl_keeps_no_more_than_it_shows() -> None:
+    """An update of a vmapped chunk is a view of the whole chunk."""
+    federated, _, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(2, steps=1))
+    result = run(ca2fl(local, buffer=6), federated, rounds=1, cohort=6, backend=Simulator("vmap", threads=1))
+    kept = [x for update in result.state["cache"].values() for x in update.values()]
+    assert len(kept) == 6 * 4
+    assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in kept)
+
+
 def test_a_round_in_which_nothing_arrives_changes_nothing() -> None:
     slow = Scripted({}, otherwise=2.0)
     seen, _ = one_weight(Schedule(2, delays=slow), lambda t: fedbuff(t, buffer=0), 4)

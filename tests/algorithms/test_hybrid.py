@@ -6,6 +6,7 @@ One weight, as in test_asynchronous: a client with target a that starts at s end
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,6 +135,26 @@ def test_feddf_under_delay_averages_the_models_that_have_come() -> None:
     at_once = run(still, federated, central=central_data, rounds=1, cohort=2, backend=backend)
     for name, x in at_once.params.items():
         torch.testing.assert_close(x, first.params[name])
+
+
+def test_several_steps_of_a_round_have_server_batches_of_their_own() -> None:
+    """Rounds of two steps; the first step of a round has the batches that the only one would have."""
+    federated, central_data, _ = blobs()
+    model = small_mlp()
+    base = fedbuff(LocalTrainer(model, sgd(0.1), Batching(3, steps=1)), buffer=0)
+    drawn: list[list[float]] = []
+
+    def step(state, replies, server):  # type: ignore[no-untyped-def]
+        drawn.append(server.batches(Batching(5, steps=2)).fields["x"].flatten().tolist())
+        return base.step(state, replies, server)
+
+    for buffer in (2, 4):
+        schedule = Schedule(4, buffer=buffer)
+        run(replace(base, step=step), federated, central=central_data, rounds=2, schedule=schedule)
+    (first, second, third, fourth), (one, other) = drawn[:4], drawn[4:]
+    assert (first, third) == (one, other)
+    assert second not in (first, third)
+    assert fourth not in (second, third)
 
 
 def test_two_models_are_refused() -> None:

@@ -111,13 +111,14 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
             update, client = reply.values["delta"], str(reply.clients[0])
             before = {n: x.to(update[n].device) for n, x in cache.get(client, {}).items() if n in update}
             news.append(tree.sub(update, before) if before else update)
-            cache[client] = {n: x.cpu() for n, x in update.items()}
+            cache[client] = {n: x.to("cpu", copy=True) for n, x in update.items()}  # a view would keep a whole chunk
         calibrated = tree.combine([*news, mean], [*[1.0 / len(replies)] * len(replies), 1.0])
         mean = tree.combine([mean, *news], [1.0, *[1.0 / server.clients[CLIENTS]] * len(replies)])
         return moved(base, optimizer, state, calibrated, server) | {"mean": mean, "cache": cache}
 
-    def restored(state: State) -> State:
-        return state | {"cache": tree.map_leaves(lambda x: x.cpu(), state["cache"])}
+    def restored(state: State, device: torch.device) -> State:
+        rest = {name: x for name, x in state.items() if name != "cache"}
+        return base.restored(rest, device) | {"cache": state["cache"]}
 
     return replace(base, init=init, step=step, restored=restored, uploads="each", late="use", buffer=buffer)
 
@@ -147,7 +148,7 @@ def sending_models(base: Algorithm) -> Algorithm:
         ends = {n: start[n] + d for n, d in upload.values["delta"].items()}
         return Upload({"model": ends}, torch.ones_like(upload.weight)), kept
 
-    return replace(counting_alike(base), client=client, uploads="each", row_wise=False)
+    return replace(base, client=client, uploads="each", row_wise=False)
 
 
 def mixed_towards(params: Params, model: Params) -> Params:

@@ -126,9 +126,9 @@ def feddle(
             "searched": {"coefficients": found, "ages": server.round - anchors.born, **noted},
         }
 
-    def restored(state: State) -> State:
-        device = state["params"][names[0]].device
-        return state | {"atlas": Atlas(**state["atlas"]).kept_at(place, device).tree()}
+    def restored(state: State, device: torch.device) -> State:
+        rest = {name: x for name, x in state.items() if name != "atlas"}
+        return base.restored(rest, device) | {"atlas": Atlas(**state["atlas"]).kept_at(place, device).tree()}
 
     base = fedavg(trainer, name="feddle")
     return replace(
