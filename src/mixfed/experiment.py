@@ -140,6 +140,7 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         regulariser=replace(_trainer(recipe.central, model, "central"), loss=regulariser) if regulariser else None,
         merge=optimizer_of(recipe.merge),
         weights=(recipe.mixing.w_f, recipe.mixing.w_c),
+        of_other_domain=recipe.data.central.kind == "other",
     )
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.backends.simulator import Simulator
@@ -160,3 +161,10 @@ def test_several_steps_of_a_round_have_server_batches_of_their_own() -> None:
 def test_two_models_are_refused() -> None:
     with pytest.raises(InputError, match="one model"):
         fed_ft(fedavg(trainer(point([0.0]), 0.5)), trainer(point([0.0]), 0.5))
+
+
+@pytest.mark.parametrize("make", [ca2fl, fedasync])
+def test_hfcl_is_built_on_methods_that_sum(make: Any) -> None:
+    model = point([0.0])
+    with pytest.raises(InputError, match="build it on fedbuff or fedavg"):
+        hfcl(make(trainer(model, 0.5)), trainer(model, 0.5))

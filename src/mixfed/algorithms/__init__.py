@@ -38,6 +38,8 @@ class Setup:
     """The centre's training on a loss that needs no data."""
     weights: tuple[float, float] = (1.0, 1.0)
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
+    of_other_domain: bool = False
+    """Whether the centre's labels are not the task's."""
 
     def population(self) -> Population:
         """The clients as a source of the mixed loss."""
@@ -57,11 +59,21 @@ class Setup:
         alone = Centre(self.regulariser, self.weights[1], "regulariser", needs_data=False)
         return [alone] if self.centre is None else [self.central_source(batch_size), alone]
 
-    def at_centre(self) -> LocalTrainer:
-        """The central trainer, which some algorithms cannot do without."""
+    def at_centre(self, *, labels: bool = True) -> LocalTrainer:
+        """The central trainer, which some algorithms cannot do without; with ``labels`` its labels are the task's."""
         if self.centre is None:
             raise InputError("This algorithm trains at the centre, and the set-up has no central data.")
+        if labels:
+            self.refuse_other_domain()
         return self.centre
+
+    def refuse_other_domain(self) -> None:
+        """For what takes the centre's labels as the task's."""
+        if self.of_other_domain:
+            raise InputError(
+                "The centre's data is of another domain (data.central.kind), and this algorithm would take its labels"
+                " as the task's; choose feddf, or feddle with the objective out_of_domain or rotation."
+            )
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,11 @@ def _plain(setup: Setup) -> Algorithm:
     return fedavg(setup.client, server=setup.server)
 
 
+def _oracle(setup: Setup) -> Algorithm:
+    setup.refuse_other_domain()
+    return _plain(setup)
+
+
 def _fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
     return fedprox(setup.client, mu=mu, server=setup.server)
 
@@ -107,6 +124,7 @@ def _gradient_2way(setup: Setup) -> Algorithm:
 
 
 def _example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
+    setup.refuse_other_domain()
     if ratio is None and count is None:
         ratio = setup.weights[1] / sum(setup.weights)
     return example_transfer(setup.client, ratio=ratio, count=count, server=setup.server)
@@ -154,7 +172,8 @@ def _hfcl(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
 
 
 def _feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.0) -> Algorithm:
-    return feddf(setup.client, setup.at_centre().batching, learning_rate=learning_rate, temperature=temperature)
+    batching = setup.at_centre(labels=False).batching
+    return feddf(setup.client, batching, learning_rate=learning_rate, temperature=temperature)
 
 
 def _feddle(
@@ -180,7 +199,7 @@ def _feddle(
     if regularisation is None:
         regularisation = 0.0 if objective == "in_domain" else 0.01
     how = Search(
-        setup.at_centre().batching,
+        setup.at_centre(labels=search and objective == "in_domain").batching,
         objective,
         learning_rate,
         regularisation,
@@ -218,7 +237,7 @@ ALGORITHMS: dict[str, Entry] = {
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
     "mtl": Entry("every client's own model, held close to the mean of all", _on_clients(mtl)),
     "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg),
-    "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
+    "oracle": Entry("FedAvg as if the central data were on the clients too", _oracle, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
     "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel, mixes=True),
     "example_transfer": Entry("mixed: clients receive central examples and train on both", _example_transfer),

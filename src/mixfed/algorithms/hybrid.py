@@ -40,6 +40,11 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
     (as FedAvg does). Where clients keep part of the model to themselves, so does the server.
     """
     _same_model(base, centre)
+    if base.uploads == "each":
+        raise InputError(
+            f"HFCL adds the server's update to the sum of the clients', and {base.name} wants to know whose each is;"
+            " build it on fedbuff or fedavg."
+        )
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
