@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
+from mixfed.algorithms.fallbacks import Fallback, like_fedavg, like_fedbuff
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-from mixfed.algorithms.feddle import Search, feddle, like_fedavg, like_fedbuff
+from mixfed.algorithms.feddle import Search, feddle
 from mixfed.algorithms.guidance import Head, Objective
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_layers, local_global, named
@@ -176,6 +177,21 @@ def _feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.
     return feddf(setup.client, batching, learning_rate=learning_rate, temperature=temperature)
 
 
+FallbackName = Literal[
+    "fedbuff", "fedavg", "fedasync", "ca2fl", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
+]
+
+
+def _fallback(setup: Setup, name: FallbackName) -> Fallback | Algorithm:
+    """FedBuff and FedAvg are coefficients of updates, unless a server optimizer makes something else of their sum."""
+    if name not in get_args(FallbackName):
+        raise InputError(f"Feddle falls back on one of {', '.join(get_args(FallbackName))}, not on '{name}'.")
+    server = setup.server
+    if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.decay == 1.0:
+        return like_fedbuff(server.learning_rate) if name == "fedbuff" else like_fedavg(server.learning_rate)
+    return replace(ALGORITHMS[name].make(setup), buffer=0)
+
+
 def _feddle(
     setup: Setup,
     *,
@@ -185,7 +201,7 @@ def _feddle(
     objective: Objective = "in_domain",
     learning_rate: float = 1e-3,
     regularisation: float | None = None,
-    fallback: Base = "fedbuff",
+    fallback: FallbackName = "fedbuff",
     normalise: bool = True,
     by_score: bool = True,
     fallback_start: bool = True,
@@ -210,9 +226,7 @@ def _feddle(
         Head(head, head_rate, head_steps),
         compare,
     )
-    rate = setup.server.learning_rate
-    start = like_fedavg(rate) if fallback == "fedavg" else like_fedbuff(rate)
-    return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=start)
+    return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=_fallback(setup, fallback))
 
 
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
