@@ -20,7 +20,7 @@ from mixfed.measure.ledger import Ledger
 from mixfed.private import PrivateStore
 from mixfed.schedule import Schedule
 
-FEW = 10
+FEW = 5
 """Fewer updates in a row that are not finite do not stop a run, however small its cohorts are."""
 
 

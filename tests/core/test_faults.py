@@ -75,13 +75,13 @@ def test_one_client_with_bad_data_does_not_stop_the_run(schedule: Schedule) -> N
     assert 1.0 < float(result.params["w"][0]) < 3.0
 
 
-def test_where_every_update_is_bad_small_cohorts_stop_after_ten_of_them_resumed_or_not(tmp_path: Path) -> None:
-    """The first round is good; then two updates a round: ten are there in round 6."""
+def test_where_every_update_is_bad_small_cohorts_stop_after_five_of_them_resumed_or_not(tmp_path: Path) -> None:
+    """The first round is good; then two updates a round: five, and one more, are there in round 4."""
     algorithm, data = fedavg(trainer(point([0.0]), 1e200)), targets([[1.0]], [[1.0]])
-    with pytest.raises(RunStopped, match=r"last 10 updates .* round 6;"):
+    with pytest.raises(RunStopped, match=r"last 6 updates .* round 4;"):
         train(algorithm, data, rounds=9)
-    train(algorithm, data, rounds=4, checkpoints=Checkpoints(tmp_path))
-    with pytest.raises(RunStopped, match=r"last 10 updates .* round 6;"):
+    train(algorithm, data, rounds=2, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(RunStopped, match=r"last 6 updates .* round 4;"):
         train(algorithm, data, rounds=9, checkpoints=Checkpoints(tmp_path), resume=True)
 
 
