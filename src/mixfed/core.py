@@ -242,9 +242,21 @@ def server_step(
 
     Leaves that did not come up (those that clients keep to themselves) stay as they are.
     """
-    statistics = {n: delta[n] for n in model.buffers if n in delta}
     gradient = {n: -delta[n] for n in model.trainable if n in delta}
-    return optimizer.step(tree.add(params, statistics), gradient, memory, round)
+    return optimizer.step(with_statistics(model, params, delta), gradient, memory, round)
+
+
+def with_statistics(model: Model, params: Params, delta: Params) -> Params:
+    """The parameters with averaged float buffers moved, x + Δ.
+
+    A change that a client made long ago may take away more than is left by now of a variance, which must stay above
+    zero: such an entry falls to a tenth instead. Where nobody is late this never happens.
+    """
+    moved = tree.add(params, {n: delta[n] for n in model.buffers if n in delta})
+    for name in model.buffers:
+        if name in delta and name.endswith("running_var"):  # as BatchNorm calls it
+            moved[name] = torch.where(moved[name] > 0, moved[name], 0.1 * params[name])
+    return moved
 
 
 def as_server_copy(trained: Params, server: Params) -> Params:

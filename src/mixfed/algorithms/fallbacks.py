@@ -62,7 +62,7 @@ def by_coefficients(model: Model, coefficients_of: Fallback) -> Begun:
             elif bool(arrived.factors[anchor] > 0):
                 start[anchor] = c / arrived.factors[anchor]
         statistics = [{n: x for n, x in r.values["delta"].items() if n in model.buffers} for r in arrived.replies]
-        return {"params": tree.add(params, tree.combine(statistics, given))}, start
+        return {"params": core.with_statistics(model, params, tree.combine(statistics, given))}, start
 
     return begun
 
