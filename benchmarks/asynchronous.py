@@ -1,7 +1,9 @@
 """What late clients and guided merging cost, measured in turn in one process.
 
 An asynchronous round (FedBuff, delays of |N(0, 20)| rounds, so that clients of one round started from many versions) is
-to cost at most 1.2 times a synchronous one (FedAvg) with as many client steps. Feddle's search is to cost at most 1.2
+to cost at most 1.2 times a synchronous one (FedAvg) with as many client steps, run by the same executor. With ``auto``
+a synchronous cohort may be run by vmap while late clients, which mostly come alone, are run by loop: this row has what
+cannot be batched as well. Feddle's search is to cost at most 1.2
 times as much as fine-tuning the same model with Adam on the same batches, with an atlas of 20.
 
 Of the repeats the best counts, in which the machine disturbed least.
@@ -31,7 +33,7 @@ from mixfed.models import MODELS
 
 CLIENTS, COHORT, ATLAS, STEPS, BATCH = 500, 10, 20, 20, 50
 CLIENT_BATCH, ROUNDS = {"mlp": 32, "cnn": 8}, {"mlp": 100, "cnn": 6}
-SYNCHRONOUS, FINE_TUNING = "synchronous client", "fine-tuning step"
+SYNCHRONOUS, ASYNCHRONOUS, FINE_TUNING = "synchronous client", "asynchronous client", "fine-tuning step"
 
 
 def model_of(name: str) -> mf.Model:
@@ -103,7 +105,7 @@ def at_server(name: str, repeats: int) -> Times:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--executor", default="loop", help="for both kinds of round; auto times each for itself")
+    parser.add_argument("--executor", default="loop,auto", help="one after another, each for both kinds of round")
     parser.add_argument("--models", default="mlp,cnn")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -112,16 +114,18 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading in ("model", "what") else "right")
     found: dict[str, dict[str, list[float]]] = {}
     for name in given.models.split(","):
-        times: Times = {SYNCHRONOUS: [], "asynchronous client": []}
+        kinds = [(what, e) for e in given.executor.split(",") for what in (SYNCHRONOUS, ASYNCHRONOUS)]
+        times: Times = {f"{what}, {executor}": [] for what, executor in kinds}
         for _ in range(given.repeats):
-            for what in list(times):
-                late = what != SYNCHRONOUS
+            for what, executor in kinds:
+                late = what == ASYNCHRONOUS
                 warm = 15 if late else 2
-                times[what].append(a_client(name, given.executor, late=late, rounds=ROUNDS[name], warm=warm))
+                taken = a_client(name, executor, late=late, rounds=ROUNDS[name], warm=warm)
+                times[f"{what}, {executor}"].append(taken)
         times |= at_server(name, 2 * given.repeats)
         found[name] = {what: [1000 * min(t[i] for t in taken) for i in (0, 1)] for what, taken in times.items()}
         for what, (wall, worked) in found[name].items():
-            base = found[name][SYNCHRONOUS if what.endswith("client") else FINE_TUNING]
+            base = found[name][what.replace(ASYNCHRONOUS, SYNCHRONOUS) if " client, " in what else FINE_TUNING]
             ratios = ("", "") if base == [wall, worked] else (f"{wall / base[0]:.2f}", f"{worked / base[1]:.2f}")
             table.add_row(name, what, f"{wall:.2f}", ratios[0], f"{worked:.2f}", ratios[1])
     Console().print(table)

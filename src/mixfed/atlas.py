@@ -113,7 +113,8 @@ class Atlas:
         """The atlas with its anchors where they belong, which a checkpoint does not know, in memory of their own: sums
         may round differently where the rows of a file do not begin at an even address."""
         rows = room(tuple(self.rows.shape), self.rows.dtype, device, place).copy_(self.rows)
-        return replace(self, rows=rows, scales=self.scales.to(rows.device))
+        rest = {name: getattr(self, name).to(device) for name in ("norms", "scores", "born")}
+        return replace(self, rows=rows, scales=self.scales.to(rows.device), **rest)
 
     def tree(self) -> dict[str, Any]:
         """The atlas as a tree."""

@@ -263,15 +263,16 @@ def plan_cohort(
     return Plan(source, data, clients, rows, counts, keys, central, int(received.sum()))
 
 
-def plan_central(source: str, data: CentralData, batching: Batching, seed: int, version: int) -> Plan:
+def plan_central(source: str, data: CentralData, batching: Batching, seed: int, version: int, step: int = 0) -> Plan:
     """Batches for the centre, drawn from all its examples as if it were one client.
 
     The stream of epochs goes on from round to round, so that K steps a round still visit every example equally often.
+    Where the server makes several steps in a round, the first, the second … of every round have a stream each.
     """
     n = len(data)
     if n == 0:
         raise InputError(f"The central data '{source}' is empty.")
-    key = rng.key(seed, "batches", 0) ^ rng.key(0, source)
+    key = rng.key(seed, "batches", step) ^ rng.key(0, source)
     size = min(batching.batch_size or n, n)
     per_epoch = -(-n // size)
     steps = batching.steps if batching.steps is not None else (batching.epochs or 1) * per_epoch

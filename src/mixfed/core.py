@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from mixfed import tree
@@ -20,10 +21,12 @@ from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, Trained, gradient_of
-from mixfed.measure.ledger import Ledger
+from mixfed.measure.ledger import Ledger, count_flops
 from mixfed.model import Model
 from mixfed.optim import Memory, Optimizer
 from mixfed.tree import Params
+
+T = TypeVar("T")
 
 State = dict[str, Any]
 """A tree: everything the server remembers between rounds. What is in it is checkpointed, what is not is lost."""
@@ -101,8 +104,8 @@ class Reply:
 class Server:
     """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work.
 
-    ``clients`` counts the clients of each population. ``notes`` carries what ``broadcast`` wants to tell ``step`` of
-    the same round; it does not outlive the round.
+    ``clients`` counts the clients of each population, ``step`` the steps that this round has had before. ``notes``
+    carries what ``broadcast`` wants to tell ``step`` of the same round; it does not outlive the round.
     """
 
     round: int
@@ -112,14 +115,15 @@ class Server:
     ledger: Ledger = field(default_factory=Ledger)
     clients: Mapping[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
 
     def batches(self, batching: Batching, source: str | None = CENTRE) -> Batches:
-        """This round's batches of a central source; None stands for steps of a loss that needs no data."""
+        """This step's batches of a central source; None stands for steps of a loss that needs no data."""
         if source is None:
             return Batches.without_data(batching.steps or 1, self.model.device)
         if source not in self.central:
             raise InputError(f"This algorithm needs central data '{source}', and the run was given none.")
-        plan = plan_central(source, self.central[source], batching, self.seed, self.round)
+        plan = plan_central(source, self.central[source], batching, self.seed, self.round, self.step)
         return plan.client(0, self.model.device)
 
     def train(
@@ -146,6 +150,12 @@ class Server:
             params = tree.cast(params, self.model.dtype)
             buffers = tree.clone({n: params[n] for n in self.model.buffers})
             return gradient_of(trainer.loss or self.model.loss, self.model.trained(params), buffers, batch)[0]
+
+    def work(self, kind: Any, what: Callable[[Batches], T], batches: Batches) -> T:
+        """Does work on central data that is not training. The ledger counts it at what a step of its ``kind`` costs."""
+        with explained(f"The centre cannot work on '{batches.source}'"), torch.no_grad():
+            self.ledger.count_at_server(kind, lambda n: count_flops(lambda: what(batches.first(n))), batches)
+            return what(batches)
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
@@ -175,7 +185,8 @@ class Algorithm:
     the trees of its message and not on the number of the round, so that clients of several rounds can run at once.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
-    ``restored(state)`` makes a state from a checkpoint, all of which is on the model's device, usable again.
+    ``restored(state, device)`` makes a state from a checkpoint, which is in main memory, usable again: on the model's
+    device, except for what is kept elsewhere.
     """
 
     name: str
@@ -199,7 +210,7 @@ class Algorithm:
     steps_alone: bool = False
     ageless: bool = False
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
-    restored: Callable[[State], State] = lambda state: state
+    restored: Callable[[State, torch.device], State] = tree.to_device
 
     def __post_init__(self) -> None:
         if self.personal is None and self.model.buffer_policy == "private" and self.model.buffers:
@@ -249,9 +260,21 @@ def server_step(
 
     Leaves that did not come up (those that clients keep to themselves) stay as they are.
     """
-    statistics = {n: delta[n] for n in model.buffers if n in delta}
     gradient = {n: -delta[n] for n in model.trainable if n in delta}
-    return optimizer.step(tree.add(params, statistics), gradient, memory, round)
+    return optimizer.step(with_statistics(model, params, delta), gradient, memory, round)
+
+
+def with_statistics(model: Model, params: Params, delta: Params) -> Params:
+    """The parameters with averaged float buffers moved, x + Δ.
+
+    A change that a client made long ago may take away more than is left by now of a variance, which must stay above
+    zero: such an entry falls to a tenth instead. Where nobody is late this never happens.
+    """
+    moved = tree.add(params, {n: delta[n] for n in model.buffers if n in delta})
+    for name in model.buffers:
+        if name in delta and name.endswith("running_var"):  # as BatchNorm calls it
+            moved[name] = torch.where(moved[name] > 0, moved[name], 0.1 * params[name])
+    return moved
 
 
 def as_server_copy(trained: Params, server: Params) -> Params:

@@ -84,6 +84,8 @@ class SpeedClasses:
             raise InputError("Speed classes need a factor each, and as many shares as factors.")
         for number in (*self.factors, *self.shares):
             _not_negative("A factor or share of a speed class", number)
+        if self.shares and not sum(self.shares) > 0:
+            raise InputError("The shares of the speed classes are all 0; give one of them more.")
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         shares = np.asarray(self.shares or [1.0] * len(self.factors))
@@ -101,8 +103,8 @@ class Dropouts:
     probability: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise InputError(f"Jobs are lost with a probability from 0 to 1, not {self.probability}.")
+        if not 0 <= self.probability < 1:
+            raise InputError(f"Jobs are lost with a probability from 0 to below 1, not {self.probability}.")
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         lost = _uniform(seed, "dropout", round, source, clients) < self.probability
@@ -125,13 +127,16 @@ class Trace:
             with open(self.file, newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
             delays = np.array([float(row["delay"]) for row in rows])
-            owners = np.array([int(row.get("client") or -1) for row in rows])
         except OSError as error:
             raise InputError(f"The trace of delays {self.file} cannot be read: {error.strerror}.") from error
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"The trace {self.file} needs a number in the column 'delay' of every line.") from error
         if not len(delays) or not (delays >= 0).all():
             raise InputError(f"The trace {self.file} needs lines with delays of at least 0 rounds.")
+        try:
+            owners = np.array([int(row.get("client") or -1) for row in rows])
+        except ValueError as error:
+            raise InputError(f"The trace {self.file} has a 'client' that is not the number of one.") from error
         object.__setattr__(self, "delays", delays)
         object.__setattr__(self, "lines", {int(c): np.flatnonzero(owners == c) for c in np.unique(owners)})
 

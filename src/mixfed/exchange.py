@@ -20,6 +20,9 @@ from mixfed.measure.ledger import Ledger
 from mixfed.private import PrivateStore
 from mixfed.schedule import Schedule
 
+FEW = 5
+"""Fewer updates in a row that are not finite do not stop a run, however small its cohorts are."""
+
 
 class Backend(Protocol):
     """Where clients run. ``submit`` sends; ``collect`` returns the replies of clients that have come back."""
@@ -84,15 +87,13 @@ class Exchange:
             for source, message in messages.items():
                 self._ask(source, message, number, version, self.schedule.size(source))
             arrived = [self._of_this_round(flight, number) for flight in self.flights.values()]
+            if self.flights and all(flight.stuck(number + 1) for flight in self.flights.values()):
+                raise RunStopped(self._nobody_reports(number))
         arrived = [jobs for jobs in arrived if len(jobs)]
         steps = list(self._steps(arrived, version))
         self.backend.end_round()
         for jobs in arrived:
-            if not any(reply.source == jobs.source for replies in steps for reply in replies):
-                raise RunStopped(
-                    f"Every update of the clients '{jobs.source}' in round {number + 1} had a number that is not"
-                    " finite, so the run stopped; lower the learning rate or clip the gradients."
-                )
+            self._stop_if_hopeless(jobs, number)
         return [replies for replies in steps if replies]
 
     def tree(self) -> dict[str, Any]:
@@ -122,9 +123,42 @@ class Exchange:
             wanted = [(jobs.source, client) for jobs in full for client in jobs.clients.tolist()]
             yield [replies[key].delayed(i) for key in wanted if key in replies]
 
+    def _stop_if_hopeless(self, jobs: Arrivals, number: int) -> None:
+        """Stops where as many updates in a row as a cohort has (at least ``FEW``) had a number that is not finite.
+
+        A single client with bad data stops nothing, though a step be made of one update; a model that has diverged has
+        no good update left.
+        """
+        flight = self.flights[jobs.source]
+        bad = np.isin(jobs.clients, [client for source, client in self.backend.dropped if source == jobs.source])
+        flight.bad = flight.bad + len(jobs) if bad.all() else int(np.argmin(bad[::-1]))
+        if flight.bad >= max(FEW, self.schedule.size(jobs.source)):
+            raise RunStopped(
+                f"The last {flight.bad} updates of the clients '{jobs.source}' all had a number that is not finite, so"
+                f" the run stopped in round {number + 1}; lower the learning rate or clip the gradients."
+            )
+
+    def _nobody_reports(self, number: int) -> str:
+        names = ", ".join(f"'{source}'" for source in self.flights)
+        return (
+            f"All clients of {names} are busy and none of them will ever report, so the run stopped in round"
+            f" {number + 1}; give the schedule a patience after which clients are given up, or a smaller buffer."
+        )
+
+    def _never_full(self, flight: InFlight, number: int, came: int, size: int) -> str:
+        if flight.exhausted:
+            return (
+                f"All clients of '{flight.source}' have been asked, and only {came} of the {size} updates that make a"
+                f" step have come, so the run stopped in round {number + 1}; choose a smaller buffer."
+            )
+        return (
+            f"The {len(flight)} clients of '{flight.source}' that are busy will never report, so the run stopped in"
+            f" round {number + 1}; give the schedule a patience after which clients are given up."
+        )
+
     def _of_this_round(self, flight: InFlight, number: int) -> Arrivals:
         if self.discards:
-            self.backend.discard(flight.late(number, number + 1), reported=True)
+            self.backend.discard(flight.late(number, number, number + 1), reported=True)
         return flight.arrived(number + 1, multiple=self.buffer or 1)
 
     def _until_full(self, source: str, message: Message, number: int, version: int) -> Arrivals:
@@ -133,19 +167,17 @@ class Exchange:
         Who arrives at the same time as the last one stays in flight, and counts for the next round.
         """
         flight, size = self.flights[source], self.buffer or self.schedule.size(source)
+        began = float(np.nextafter(flight.now, np.inf))
         arrived: list[Arrivals] = []
         while (missing := size - sum(map(len, arrived))) > 0:
             self._ask(source, message, number, version, self.schedule.concurrency - len(flight))
             time = flight.next_event()
             if not np.isfinite(time):
-                raise RunStopped(
-                    f"No client of '{source}' will ever report again, so the run stopped in round {number + 1};"
-                    " give the schedule a patience after which clients are given up."
-                )
+                raise RunStopped(self._never_full(flight, number, size - missing, size))
             self._give_up(flight.advance(time))
             at_once = float(np.nextafter(flight.now, np.inf))
             if self.discards:
-                self.backend.discard(flight.late(number, at_once), reported=True)
+                self.backend.discard(flight.late(number, began, at_once), reported=True)
             arrived.append(flight.arrived(at_once, limit=missing))
         return Arrivals.joined(arrived)
 

@@ -149,6 +149,7 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         weights=(recipe.mixing.w_f, recipe.mixing.w_c),
         options=recipe.algorithms,
         **without_centre,
+        of_other_domain=recipe.data.central.kind == "other",
     )
 
 

@@ -57,6 +57,8 @@ class InFlight:
         self._round = -1
         self._attempts = 0
         self._this_round: set[int] = set()
+        self.bad = 0
+        """How many updates in a row, up to the last, had a number that is not finite."""
         self._jobs = {name: np.zeros(0, np.int64) for name in ("client", "round", "version", "number")}
         self._times = {name: np.zeros(0) for name in ("arrives", "free")}
 
@@ -100,9 +102,22 @@ class InFlight:
         """When the next client reports or is given up; infinite where none ever will."""
         return float(self._times["free"].min()) if len(self) else np.inf
 
-    def late(self, round: int, before: float) -> Arrivals:
-        """Takes what arrives before this time and was asked in an earlier round."""
-        return self._take(self._arrived(before, self._jobs["round"] < round))
+    def late(self, round: int, since: float, before: float) -> Arrivals:
+        """Takes what was asked in an earlier round and arrives between the two times.
+
+        What had come by the time ``since``, when this round began, was not late: it waits for a buffer to fill.
+        """
+        return self._take(self._arrived(before, (self._jobs["round"] < round) & (self._times["arrives"] >= since)))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every client is busy or has been asked in this round, so that no other can be."""
+        return len(self._this_round | set(self._jobs["client"].tolist())) >= self.population
+
+    def stuck(self, time: float) -> bool:
+        """Whether nothing changes from this time on: all clients are busy, and nobody reports or is given up."""
+        free, lost = self._times["free"], np.isinf(self._times["arrives"])
+        return len(self) >= self.population and not (np.isfinite(free) & ((free >= time) | lost)).any()
 
     def arrived(self, before: float, limit: int | None = None, multiple: int = 1) -> Arrivals:
         """Takes what arrives before this time, the first first: at most ``limit`` jobs, a multiple of ``multiple``."""
@@ -112,11 +127,11 @@ class InFlight:
     def tree(self) -> dict[str, Any]:
         """The jobs as a tree."""
         tables = {n: torch.from_numpy(x) for n, x in (self._jobs | self._times).items()}
-        return {"now": self.now, "asked": self._asked, "jobs": tables}
+        return {"now": self.now, "asked": self._asked, "bad": self.bad, "jobs": tables}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes up the jobs of a checkpoint."""
-        self.now, self._asked = float(saved["now"]), int(saved["asked"])
+        self.now, self._asked, self.bad = float(saved["now"]), int(saved["asked"]), int(saved["bad"])
         table = {n: x.cpu().numpy() for n, x in saved["jobs"].items()}
         self._jobs = {n: table[n] for n in self._jobs}
         self._times = {n: table[n] for n in self._times}

@@ -110,11 +110,11 @@ def run(
     first, version, dropped, seconds = 0, 0, 0, 0.0
     saved = checkpoints.load() if checkpoints and resume else None
     if saved:
-        saved = tree.map_leaves(lambda x: x.to(algorithm.model.device), saved)
-        state, history, first = algorithm.restored(saved["state"]), saved["history"], saved["round"]
+        device = algorithm.model.device
+        state, history, first = algorithm.restored(saved["state"], device), saved["history"], saved["round"]
         diagnosed = saved["diagnostics"]
         version, dropped, seconds = saved["version"], saved["dropped"], saved["seconds"]
-        privates.restore(saved.get("private", {}))
+        privates.restore(tree.to_device(saved.get("private", {}), device))
         ledger.restore(saved["ledger"])
     backend = backend or Simulator()
     backend.start(algorithm, populations, sources, privates, seed, ledger)
@@ -136,6 +136,7 @@ def run(
             steps = [[]]
         for replies in steps:
             state, version = algorithm.step(state, replies, server), version + 1
+            server.step += 1
         ledger.bytes_kept = max(ledger.bytes_kept, tree.nbytes(state))
         ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
         dropped += len(backend.dropped)
@@ -199,5 +200,5 @@ def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], sched
         if source not in populations:
             raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
         populations[source].require_no_empty_clients()
-        schedule.check(source, populations[source])
+        schedule.check(source, populations[source], algorithm.buffer)
         check_fit(algorithm.model, populations[source], f"the examples of '{source}'")

@@ -93,14 +93,19 @@ class Schedule:
             raise InputError(f"The schedule names no cohort for the clients '{source}'.")
         return self.cohort[source]
 
-    def check(self, source: str, data: FederatedData) -> None:
-        """Refuses a cohort that the population cannot give."""
-        size = self.concurrency or self.size(source)
+    def check(self, source: str, data: FederatedData, buffer: int = 0) -> None:
+        """Refuses a cohort, and a buffer (the schedule's, else the algorithm's), that the population cannot give."""
+        asked, step = self.concurrency or self.size(source), self.buffer or buffer or self.size(source)
         there = len(data) - 1 if self.joining else len(data)
-        if not 1 <= size <= there:
+        if not 1 <= asked <= there:
             raise InputError(
-                f"A cohort of {size} clients cannot be drawn from the {there} clients of '{source}';"
+                f"A cohort of {asked} clients cannot be drawn from the {there} clients of '{source}';"
                 f" choose between 1 and {there}."
+            )
+        if not 1 <= step <= len(data):
+            raise InputError(
+                f"A step cannot be made of {step} updates of the {len(data)} clients of '{source}'; choose a buffer"
+                f" (without one, a cohort) between 1 and {len(data)}."
             )
 
 

@@ -84,6 +84,11 @@ def map_leaves(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return function(tree) if isinstance(tree, Tensor) else tree
 
 
+def to_device(tree: Any, device: torch.device) -> Any:
+    """The tree on this device; the same tensors where they are there already."""
+    return map_leaves(lambda x: x.to(device), tree)
+
+
 def leaves(tree: Any) -> Iterator[Tensor]:
     """Every tensor of the tree, in order."""
     if isinstance(tree, Mapping):

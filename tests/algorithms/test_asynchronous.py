@@ -106,6 +106,16 @@ def test_ca2fl_by_hand() -> None:
     assert {c: float(h["w"]) for c, h in result.state["cache"].items()} == {"0": 0.5, "1": 4.0, "2": 6.0}
 
 
+def test_the_cache_of_ca2fl_keeps_no_more_than_it_shows() -> None:
+    """An update of a vmapped chunk is a view of the whole chunk."""
+    federated, _, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(2, steps=1))
+    result = run(ca2fl(local, buffer=6), federated, rounds=1, cohort=6, backend=Simulator("vmap", threads=1))
+    kept = [x for update in result.state["cache"].values() for x in update.values()]
+    assert len(kept) == 6 * 4
+    assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in kept)
+
+
 def test_a_round_in_which_nothing_arrives_changes_nothing() -> None:
     slow = Scripted({}, otherwise=2.0)
     seen, _ = one_weight(Schedule(2, delays=slow), lambda t: fedbuff(t, buffer=0), 4)
@@ -166,9 +176,50 @@ def test_refilling_keeps_the_clients_busy_and_a_step_takes_the_first_to_arrive()
     assert len(third[1]) == 1
 
 
+LOST = Scripted({}, otherwise=np.inf)
+
+
 def test_a_run_whose_clients_are_all_lost_stops_with_a_sentence() -> None:
-    with pytest.raises(RunStopped, match="patience"):
-        one_weight(Schedule(1, concurrency=2, delays=Dropouts(none, 1.0)), lambda t: fedbuff(t, buffer=1), 3)
+    one = lambda t: fedbuff(t, buffer=1)  # noqa: E731
+    with pytest.raises(RunStopped, match=r"2 clients .* busy will never report.*patience"):
+        one_weight(Schedule(1, concurrency=2, delays=LOST), one, 3, clients=3)
+    with pytest.raises(RunStopped, match=r"All clients .* none of them will ever report.* round 3.*patience"):
+        one_weight(Schedule(1, delays=LOST), one, 9, clients=3)
+    # Client 0 reports once, and waits for a second update that nobody can send: the buffer is too large.
+    alone = Scripted({(0, 0): 0.0}, otherwise=np.inf)
+    with pytest.raises(RunStopped, match="smaller buffer"):
+        one_weight(Schedule(2, delays=alone), lambda t: fedbuff(t, buffer=2), 9)
+    # As many as are to be busy could be: what is missing is clients to ask.
+    with pytest.raises(RunStopped, match=r"only 1 of the 2 updates .* round 1; choose a smaller buffer"):
+        one_weight(Schedule(2, delays=alone, concurrency=2), lambda t: fedbuff(t, buffer=2), 9)
+    # Those that are given up may be asked again, and nothing is wrong with waiting.
+    late = Scripted({(4, 0): 0.0, (4, 1): 0.0}, otherwise=np.inf)
+    assert one_weight(Schedule(2, delays=late, patience=2.0), lambda t: fedbuff(t, buffer=2), 6)[0][-1] == 3.0
+
+
+def test_what_no_population_can_give_is_refused() -> None:
+    for schedule in (Schedule(2, buffer=3), Schedule(1, concurrency=2, buffer=3), Schedule(0, concurrency=2)):
+        with pytest.raises(InputError, match="A step cannot be made of"):
+            one_weight(schedule, fedavg, 2)
+    with pytest.raises(InputError, match="A step cannot be made of 10 updates of the 2 clients"):
+        one_weight(Schedule(2), fedbuff, 2)
+    with pytest.raises(InputError, match="below 1"):
+        Dropouts(none, 1.0)
+
+
+def test_an_update_that_waits_for_its_buffer_to_fill_is_not_late() -> None:
+    """Three clients (targets 4, 8, 12), two in a round, none late, buffers of three: the mean of 2, 4 and 6."""
+    assert one_weight(Schedule(2, buffer=3), fedavg, 2, clients=3)[0] == [0.0, 4.0]
+
+
+def test_what_waits_is_kept_where_what_is_late_is_discarded() -> None:
+    """Buffers of three of three clients: 0 and 2 come in round 0 and wait, 1 comes in round 1, is discarded, and is
+    asked again in round 2."""
+    seen, result = one_weight(Schedule(3, buffer=3, delays=Scripted({(0, 1): 1.0})), fedavg, 3, clients=3)
+    assert seen == [0.0, 0.0, 4.0]
+    assert (result.ledger["bytes_down"], result.ledger["bytes_up"]) == (4 * 8, 3 * 8)
+    # All three come at once, a round takes one of them (Δ = 2, 4, 6), and the others wait for their rounds.
+    assert one_weight(Schedule(3, concurrency=3, buffer=1), fedavg, 3, clients=3)[0] == [2.0, 6.0, 12.0]
 
 
 def test_clients_of_one_version_run_as_one_cohort_and_messages_are_let_go() -> None:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed.algorithms.asynchronous import fedbuff
-from mixfed.algorithms.feddle import Search, feddle, like_fedavg, like_fedbuff, searched
+from mixfed.algorithms import ALGORITHMS, Setup
+from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
+from mixfed.algorithms.baselines import center, local_only
+from mixfed.algorithms.fallbacks import like_fedavg, like_fedbuff
+from mixfed.algorithms.fedavg import fedadam, fedavg
+from mixfed.algorithms.feddle import Search, feddle, searched
 from mixfed.algorithms.guidance import Guide, Head, Merged, head_of, surrogate
 from mixfed.atlas import BLOCK, Atlas, flat, unflat
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
-from mixfed.core import Reply, Server
+from mixfed.checkpoint import Checkpoints
+from mixfed.core import Algorithm, Reply, Server
 from mixfed.data.store import CentralData
 from mixfed.delays import HalfNormal
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
 from mixfed.losses import cross_entropy
+from mixfed.measure.metrics import evaluator
 from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.run import run
+from mixfed.optim import adam, sgd
+from mixfed.run import Result, run
 from mixfed.schedule import Schedule
-from tests.problems import blobs, central, point, small_mlp
+from tests.problems import blobs, central, point, small_mlp, targets
 
 
 def vectors(*rows: list[float]) -> list[Tensor]:
@@ -157,6 +167,101 @@ def test_with_the_search_off_and_an_atlas_of_one_buffer_it_is_fedbuff() -> None:
     two = run(fedbuff(local, server=sgd(0.5)), federated, backend=Simulator("loop", threads=1), **how)  # type: ignore[arg-type]
     for name, x in two.params.items():
         torch.testing.assert_close(one.params[name], x, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_without_room_still_count_as_the_fallback_says() -> None:
+    """An atlas for two of four updates, the search off: still FedBuff. With the search on they move what it starts
+    from: one anchor (2, 0), the update (0, 4) finds no room, and without steps to speak of x = ½·(2, 0) + ½·(0, 4)."""
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, epochs=2))
+    how: dict[str, Any] = {"rounds": 4, "cohort": 4, "central": server_data}
+    off = feddle(local, Search(Batching(8, steps=2), active=False), atlas=2)
+    one = run(off, federated, backend=Simulator("loop", threads=1), **how)
+    two = run(fedbuff(local, buffer=4), federated, backend=Simulator("loop", threads=1), **how)
+    for name, x in two.params.items():
+        torch.testing.assert_close(one.params[name], x, rtol=1e-5, atol=1e-6)
+
+    model = point([0.0, 0.0])
+    on = feddle(
+        LocalTrainer(model, sgd(1.0), Batching(0, steps=1)), Search(Batching(0, steps=1), "in_domain", 0.0), atlas=1
+    )
+    result = run(on, targets([[2.0, 0.0]], [[0.0, 4.0]]), central=central([1.0, 1.0]), rounds=1, cohort=2)
+    assert result.params["w"].tolist() == [1.0, 2.0]
+
+
+FALLBACKS: dict[str, Any] = {
+    "fedadam": lambda local: fedadam(local, learning_rate=0.05),
+    "ca2fl": lambda local: ca2fl(local, buffer=4),
+    "fedasync": fedasync,
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_any_algorithm_may_be_the_fallback(name: str, tmp_path: Path) -> None:
+    """With the search off it is that algorithm, memory and all; with the search on the server's loss is lower."""
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, epochs=2))
+    base = FALLBACKS[name](local)
+    schedule = Schedule(4, delays=HalfNormal(1.5), late="use")
+
+    def trained(algorithm: Algorithm, rounds: int = 8, **options: Any) -> Result:
+        evaluate = evaluator(local.model, server_data)
+        backend = Simulator("loop", threads=1)
+        return run(
+            algorithm, federated, rounds=rounds, seed=2, schedule=schedule, central=server_data, evaluate=evaluate,
+            backend=backend, **options
+        )  # fmt: skip
+
+    def guided(active: bool = True) -> Algorithm:
+        return feddle(local, Search(Batching(8, steps=5), learning_rate=0.05, active=active), atlas=6, fallback=base)
+
+    alone, off, on = trained(base), trained(guided(active=False)), trained(guided())
+    for n, x in off.params.items():  # FedAdam adds up in another order where updates come one by one
+        torch.testing.assert_close(x, alone.params[n], rtol=1e-4, atol=1e-6)
+    assert on.metrics["loss"] < 0.9 * alone.metrics["loss"]
+    assert set(alone.state) <= set(on.state)
+    trained(guided(), 4, checkpoints=Checkpoints(tmp_path))
+    resumed = trained(guided(), checkpoints=Checkpoints(tmp_path), resume=True)
+    assert all(torch.equal(x, on.params[n]) for n, x in resumed.params.items())
+
+
+def test_the_pull_is_towards_what_the_fallback_did() -> None:
+    """x' = ½(2, 0) + ½(0, 4) = (1, 2) by FedAvg's own step; a strong λ leaves it there, none lets the search go on."""
+    model = point([0.0, 0.0])
+    local, goal = LocalTrainer(model, sgd(1.0), Batching(0, steps=1)), central([3.0, -1.0])
+    for strength, expected in ((1e6, [1.0, 2.0]), (0.0, [3.0, -1.0])):
+        search = Search(Batching(0, steps=800), learning_rate=0.01, regularisation=strength)
+        guided = feddle(local, search, atlas=2, fallback=fedavg(local))
+        result = run(guided, targets([[2.0, 0.0]], [[0.0, 4.0]]), central=goal, rounds=1, cohort=2)
+        assert result.params["w"].tolist() == pytest.approx(expected, abs=0.02)
+
+
+def test_a_server_optimizer_is_not_ignored() -> None:
+    """A recipe's server optimizer that is not plain SGD makes the fallback a whole algorithm."""
+    federated, server_data, _ = blobs()
+    model = small_mlp()
+    local, centre = (LocalTrainer(model, sgd(0.1), Batching(3, steps=2)) for _ in range(2))
+    how: dict[str, Any] = {"rounds": 3, "cohort": 4, "central": server_data}
+    setup = Setup(local, adam(0.01), 3, centre)
+    off = run(ALGORITHMS["feddle"].make(setup, search=False), federated, backend=Simulator("loop", threads=1), **how)
+    base = run(fedbuff(local, buffer=0, server=adam(0.01)), federated, backend=Simulator("loop", threads=1), **how)
+    assert all(torch.equal(x, base.params[n]) for n, x in off.params.items())
+
+
+def test_what_cannot_be_a_fallback() -> None:
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1))
+    search = Search(Batching(1, steps=1))
+    with pytest.raises(InputError, match="one model"):
+        feddle(local, search, fallback=fedadam(LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1))))
+    with pytest.raises(InputError, match="center"):
+        feddle(local, search, fallback=center(local))
+    with pytest.raises(InputError, match="no part"):
+        feddle(local, replace(search, fallback_start=False), fallback=fedadam(local))
+    with pytest.raises(InputError, match="neither a change nor a model"):
+        run(feddle(local, search, fallback=local_only(local)), federated, central=server_data, rounds=1, cohort=2)
+    with pytest.raises(InputError, match="falls back on"):
+        ALGORITHMS["feddle"].make(Setup(local, sgd(1.0), 1, local), fallback="center")
 
 
 def test_the_fallbacks_coefficients() -> None:

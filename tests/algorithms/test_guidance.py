@@ -12,6 +12,7 @@ from torch import nn
 from mixfed import tree
 from mixfed.algorithms.feddle import Search, feddle
 from mixfed.algorithms.guidance import Guide, Head, Merged
+from mixfed.algorithms.hybrid import feddf
 from mixfed.atlas import Atlas, flat, unflat
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching, gather
@@ -185,3 +186,49 @@ def test_merged_models_follow_the_coefficients() -> None:
     gradient = models.gradient(flat_loss, torch.zeros(2, dtype=torch.float64), {})
     first = params[names[0]].numel()
     assert gradient.tolist() == pytest.approx([2.0 * first, first * (first - 1) / 2])
+
+
+def examples(width: int = 2, labels: int | None = 3, **more: Any) -> CentralData:
+    x = np.random.default_rng(0).normal(size=(12, width)).astype(np.float32)
+    return CentralData({"x": x} if labels is None else {"x": x, "y": np.arange(12) % labels - more.get("lower", 0)})
+
+
+@pytest.mark.parametrize(
+    ("objective", "central", "sentence"),
+    [
+        ("in_domain", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
+        ("in_domain", examples(labels=9), "cannot work on 'centre': Target"),
+        ("in_domain", examples(labels=None), "cannot work on 'centre': there is no 'y'"),
+        ("out_of_domain", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
+        ("out_of_domain", examples(lower=1), "cannot work on 'centre': Target -1"),
+        ("feddf", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
+    ],
+)
+def test_central_data_that_does_not_fit_is_one_sentence(objective: Any, central: CentralData, sentence: str) -> None:
+    federated, _, _ = blobs()
+    local, batching = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1)), Batching(12, steps=1)
+    algorithm = feddf(local, batching) if objective == "feddf" else feddle(local, Search(batching, objective))
+    with pytest.raises(InputError, match=sentence) as caught:
+        run(algorithm, federated, central=central, rounds=1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden", [8, 3])
+def test_a_layer_in_the_middle_is_no_head(hidden: int) -> None:
+    """Also where its new outputs happen to be as many as the next layer takes."""
+    federated, _, _ = blobs()
+    model = Model(nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 3)), cross_entropy)
+    search = Search(Batching(12, steps=1), "out_of_domain", head=Head("0"))
+    with pytest.raises(InputError, match="'0' is not the model's linear head"):
+        run(
+            feddle(LocalTrainer(model, sgd(0.1), Batching(3, steps=1)), search), federated, central=examples(), rounds=1
+        )
+
+
+def test_only_square_images_are_turned() -> None:
+    images = CentralData({"x": np.zeros((6, 1, 3, 4), np.float32)})
+    federated = FederatedData.from_datasets([{"x": images.arrays["x"], "y": np.zeros(6, np.int64)}] * 2)
+    model = Model(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), cross_entropy)
+    local = LocalTrainer(model, sgd(0.1), Batching(3, steps=1))
+    with pytest.raises(InputError, match="square images"):
+        run(feddle(local, Search(Batching(6, steps=1), "rotation")), federated, central=images, rounds=1, cohort=2)

@@ -6,13 +6,15 @@ One weight, as in test_asynchronous: a client with target a that starts at s end
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.backends.simulator import Simulator
@@ -136,6 +138,33 @@ def test_feddf_under_delay_averages_the_models_that_have_come() -> None:
         torch.testing.assert_close(x, first.params[name])
 
 
+def test_several_steps_of_a_round_have_server_batches_of_their_own() -> None:
+    """Rounds of two steps; the first step of a round has the batches that the only one would have."""
+    federated, central_data, _ = blobs()
+    model = small_mlp()
+    base = fedbuff(LocalTrainer(model, sgd(0.1), Batching(3, steps=1)), buffer=0)
+    drawn: list[list[float]] = []
+
+    def step(state, replies, server):  # type: ignore[no-untyped-def]
+        drawn.append(server.batches(Batching(5, steps=2)).fields["x"].flatten().tolist())
+        return base.step(state, replies, server)
+
+    for buffer in (2, 4):
+        schedule = Schedule(4, buffer=buffer)
+        run(replace(base, step=step), federated, central=central_data, rounds=2, schedule=schedule)
+    (first, second, third, fourth), (one, other) = drawn[:4], drawn[4:]
+    assert (first, third) == (one, other)
+    assert second not in (first, third)
+    assert fourth not in (second, third)
+
+
 def test_two_models_are_refused() -> None:
     with pytest.raises(InputError, match="one model"):
         fed_ft(fedavg(trainer(point([0.0]), 0.5)), trainer(point([0.0]), 0.5))
+
+
+@pytest.mark.parametrize("make", [ca2fl, fedasync])
+def test_hfcl_is_built_on_methods_that_sum(make: Any) -> None:
+    model = point([0.0])
+    with pytest.raises(InputError, match="build it on fedbuff or fedavg"):
+        hfcl(make(trainer(model, 0.5)), trainer(model, 0.5))

@@ -102,6 +102,14 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
     "fedasync, hinge": on(lambda s: ALGORITHMS["fedasync"].make(s, rule="hinge", alpha=0.3, a=2.0, b=1.0)),
     "feddle, 8-bit anchors": on(lambda s: feddle(s.client, Search(s.at_centre().batching), atlas=9, bits=8)),
     "feddle, anchors on disk": on(lambda s: feddle(s.client, Search(s.at_centre().batching), atlas=9, place="disk")),
+    "feddle, falling back on ca2fl": on(
+        lambda s: feddle(
+            s.client, Search(s.at_centre().batching), atlas=9, fallback=ALGORITHMS["ca2fl"].make(s, buffer=0)
+        )
+    ),
+    "feddle, falling back on fedadam": on(
+        lambda s: feddle(s.client, Search(s.at_centre().batching), atlas=9, fallback=fedadam(s.client))
+    ),
     "feddle, out of domain": on(
         lambda s: feddle(s.client, Search(s.at_centre().batching, "out_of_domain", regularisation=0.01), atlas=14)
     ),

@@ -75,6 +75,18 @@ def test_a_study_compares_settings_and_shows_what_diverges(tmp_path: Path) -> No
     assert last_json(mixfed(*command))["points"]["sensible"] == points["sensible"]
 
 
+def test_a_study_may_be_made_on_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, recipe = tmp_path / "rates.toml", tmp_path / "mine.toml"
+    file.write_text(STUDY)
+    recipe.write_text('base = "digits"\ntitle = "My own"\n')
+    command = ["study", file, "--recipe", recipe, "--rounds", "1", *TINY, "--out", tmp_path / "out", "--json"]
+    assert last_json(mixfed(*command))["study"] == "rates-mine"
+    configs = list((tmp_path / "out").glob("*/config.toml"))
+    assert configs
+    assert all('title = "My own"' in config.read_text() for config in configs)
+    assert "no recipe" in refused(capsys, "study", file, "--recipe", "digit")
+
+
 def test_studies_that_do_not_exist_or_are_malformed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'smile-central-batch'" in refused(capsys, "study", "smile-central-bach")
     file = tmp_path / "half.toml"

@@ -95,6 +95,14 @@ def test_data_of_another_source_guides_feddle_under_delay(tmp_path: Path) -> Non
          "algorithms.feddle.objective=out_of_domain", "algorithms.feddle.head_steps=3", "data.validation=0.2",
          "algorithms.feddle.compare=validation"],
     )  # fmt: skip
+    for labelled in ("center", "fed_ft", "hfcl", "parallel", "oracle", "example_transfer", "transfer"):
+        with pytest.raises(InputError, match="another domain"):
+            build(toml.resolve(toml.override(table, [f"algorithm={labelled}"])))
+    own = ["algorithms.feddle.objective=in_domain", "algorithms.feddle.compare="]
+    with pytest.raises(InputError, match="another domain"):
+        build(toml.resolve(toml.override(table, own)))
+    for other in ("feddf", "fedbuff"):
+        build(toml.resolve(toml.override(table, [f"algorithm={other}"])))
     experiment = build(toml.resolve(table))
     assert experiment.scenario.central is not None
     assert experiment.scenario.central.arrays["x"].shape == (40, 1, 28, 28)

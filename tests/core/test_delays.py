@@ -61,10 +61,14 @@ def test_a_trace_is_drawn_from_and_a_client_keeps_to_its_own_lines(tmp_path: Pat
 def test_bad_settings_are_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("delay\n")
     (tmp_path / "words.csv").write_text("delay\nsoon\n")
+    (tmp_path / "names.csv").write_text("client,delay\nAda,3\n")
+    with pytest.raises(InputError, match="'client'"):
+        Trace(str(tmp_path / "names.csv"))
     for wrong in (
         lambda: HalfNormal(-1.0),
         lambda: LogNormal(0.0, 1.0),
         lambda: SpeedClasses(none, [1.0], shares=[1, 2]),
+        lambda: SpeedClasses(none, [1.0, 2.0], shares=[0, 0]),
         lambda: Dropouts(none, 1.5),
         lambda: Trace(str(tmp_path / "none.csv")),
         lambda: Trace(str(tmp_path / "empty.csv")),

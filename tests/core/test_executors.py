@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.backends.executors import Execution
 from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
+from mixfed.batches import Batches, Batching, Plan
 from mixfed.checkpoint import Checkpoints
+from mixfed.core import Message, Private, Upload
 from mixfed.data.store import FederatedData
+from mixfed.delays import Scripted
 from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
 from mixfed.losses import cross_entropy
 from mixfed.model import Model
 from mixfed.models.networks import CharacterGRU, cnn, mlp
 from mixfed.optim import sgd
 from mixfed.run import Result, run
-from mixfed.schedule import sample_cohort
+from mixfed.schedule import Schedule, sample_cohort
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
 
@@ -212,3 +218,35 @@ def test_a_simulator_can_run_again() -> None:
     make, data = PROBLEMS["mlp"]
     again = run(averaging(model(make)), data, rounds=2, cohort=5, seed=5, backend=simulator)
     assert_equal(again.params, train(averaging(model(make)), data, "vmap", threads=2).params)
+
+
+def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(tmp_path: Path) -> None:
+    """Round 0: four clients. Round 1: three of four. Round 2: those three again, and the one of round 1 by itself."""
+    chunks: list[int] = []
+    base = fedbuff(LocalTrainer(model(lambda: mlp(3, 2, (6,))), sgd(0.1), Batching(4, steps=1)), buffer=0)
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        if batches.vectorised:
+            chunks.append(chunk_of(batches.fields["x"]))
+        return base.client(message, private, batches)
+
+    class Vmap(Simulator):
+        def _choose(self, message: Message, plan: Plan) -> Execution:
+            return Execution("vmap", 4, 1)
+
+    def trained(rounds: int = 3, **options: Any) -> Result:
+        schedule = Schedule(4, delays=Scripted({(1, 2): 1.0}))
+        backend = Vmap("auto", threads=1)
+        return run(
+            replace(base, client=client, ageless=False),
+            clients([8] * 4),
+            rounds=rounds,
+            schedule=schedule,
+            backend=backend,
+            **options,
+        )
+
+    straight = trained()
+    assert chunks == [4, 3, 3]
+    trained(2, checkpoints=Checkpoints(tmp_path))
+    assert_equal(straight.params, trained(checkpoints=Checkpoints(tmp_path), resume=True).params)

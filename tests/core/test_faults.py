@@ -20,6 +20,7 @@ from mixfed.local import LocalTrainer
 from mixfed.losses import binary_cross_entropy, cross_entropy
 from mixfed.model import Model
 from mixfed.optim import sgd
+from mixfed.schedule import Schedule
 from tests.core.helpers import assert_close, averaging, clients, train
 from tests.problems import point, small_mlp, targets, trainer
 
@@ -55,14 +56,33 @@ def test_callbacks_hear_of_dropped_updates() -> None:
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_round_of_bad_updates_stops_the_run_at_its_last_good_checkpoint(executor: str, tmp_path: Path) -> None:
-    """Rate 1e200: w = 1e200 after the first round, and its square is out of range in the second."""
+def test_bad_updates_only_stop_the_run_at_its_last_good_checkpoint(executor: str, tmp_path: Path) -> None:
+    """Rate 1e200: w = 1e200 after the first round, and its square is out of range from the second on."""
     algorithm = fedavg(trainer(point([0.0]), 1e200))
-    with pytest.raises(RunStopped, match=r"round 2 .* lower the learning rate or clip"):
-        train(algorithm, targets([[1.0]], [[1.0]]), executor, rounds=5, checkpoints=Checkpoints(tmp_path, every=1))
+    with pytest.raises(RunStopped, match=r"last 12 updates .* round 2; lower the learning rate or clip"):
+        train(algorithm, targets(*[[[1.0]]] * 12), executor, rounds=5, checkpoints=Checkpoints(tmp_path, every=1))
     saved = Checkpoints(tmp_path).load()
     assert saved["round"] == 1
     assert float(saved["state"]["params"]["w"]) == pytest.approx(1e200)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(1), Schedule(4, buffer=1), Schedule(4, concurrency=2)])
+def test_one_client_with_bad_data_does_not_stop_the_run(schedule: Schedule) -> None:
+    """Though it may be the only one of a round or of a step."""
+    data = targets([[1.0]], [[2.0]], [[float("nan")]], [[3.0]])
+    result = train(fedavg(trainer(point([0.5]), 0.5)), data, rounds=20, schedule=schedule)
+    assert result.dropped >= 4
+    assert 1.0 < float(result.params["w"][0]) < 3.0
+
+
+def test_where_every_update_is_bad_small_cohorts_stop_after_five_of_them_resumed_or_not(tmp_path: Path) -> None:
+    """The first round is good; then two updates a round: five, and one more, are there in round 4."""
+    algorithm, data = fedavg(trainer(point([0.0]), 1e200)), targets([[1.0]], [[1.0]])
+    with pytest.raises(RunStopped, match=r"last 6 updates .* round 4;"):
+        train(algorithm, data, rounds=9)
+    train(algorithm, data, rounds=2, checkpoints=Checkpoints(tmp_path))
+    with pytest.raises(RunStopped, match=r"last 6 updates .* round 4;"):
+        train(algorithm, data, rounds=9, checkpoints=Checkpoints(tmp_path), resume=True)
 
 
 def refused(sentence: str, run: Callable[[], object]) -> None:

@@ -111,3 +111,29 @@ def test_they_count_against_the_memory_of_the_simulator() -> None:
     tiny = Simulator("vmap", threads=1, memory=3 * model_bytes)
     with pytest.raises(InputError, match="in_flight"):
         run(watched, data(), rounds=8, schedule=Schedule(8, delays=slow), backend=tiny)
+
+
+def test_rounds_without_a_step_between_them_share_a_message_resumed_or_not(tmp_path: Path) -> None:
+    """Four updates make a step, two clients are asked in a round, and those with an even number never report in time:
+    of the messages in flight, most are alike. There is memory for those that differ, and not for one of each round."""
+    slow = Scripted({(r, c): 99.0 for r in range(12) for c in range(0, CLIENTS, 2)})
+    size = tree.nbytes(algorithm().model.initial())
+
+    def go(rounds: int, place: Any = "device", **options: Any) -> tuple[Result, Simulator]:
+        backend = Simulator("vmap", threads=1, memory=5 * size, in_flight=place)
+        schedule = Schedule(2, delays=slow, buffer=4)
+        return run(algorithm(), data(), rounds=rounds, schedule=schedule, backend=backend, **options), backend
+
+    straight, backend = go(10)
+    sent = backend._sent["clients"]
+    assert len(sent) - 1 > 5
+    assert len({id(s.parts) for s in sent.values()}) < 5
+    for place in ("device", "disk"):
+        folder = Checkpoints(tmp_path / place)
+        go(7, place, checkpoints=folder)
+        saved = folder.load()
+        assert saved is not None
+        assert len(saved["backend"]["sent"]["clients"]["parts"]) < len(saved["backend"]["sent"]["clients"]["rounds"])
+        resumed, again = go(10, place, checkpoints=folder, resume=True)
+        assert all(torch.equal(x, straight.params[n]) for n, x in resumed.params.items())
+        assert len({id(s.parts) for s in again._sent["clients"].values()}) == len({id(s.parts) for s in sent.values()})

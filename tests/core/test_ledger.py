@@ -14,6 +14,7 @@ from mixfed.algorithms.asynchronous import ca2fl
 from mixfed.algorithms.baselines import center
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.feddle import Search, feddle
+from mixfed.algorithms.guidance import Head
 from mixfed.batches import Batching, Sample
 from mixfed.core import CLIENTS, Message
 from mixfed.local import LocalTrainer
@@ -159,3 +160,32 @@ def test_examples_that_are_sent_down_are_counted() -> None:
     result = train(replace(base, broadcast=broadcast), data, rounds=1, central=data.pooled())
     assert result.ledger["bytes_down"] == 2 * (4 * 16 + 3 * (3 * 4 + 8))
     assert result.ledger["client_examples"] == 2 * (3 + 3 + 7 + 3)
+
+
+def test_a_search_costs_fine_tuning_and_two_products_with_the_anchors() -> None:
+    """Two steps on batches of 3 examples at 48 (as above), and in each the sum of the three anchors that came and the
+    projection on them, 2·3·16 each: 4·atlas·d."""
+    data = clients([3, 7, 5], classes=4)
+    local = LocalTrainer(one_layer(), sgd(0.1), Batching(2, epochs=2))
+    ledger = train(feddle(local, Search(Batching(3, steps=2)), atlas=3), data, rounds=1, central=data.pooled()).ledger
+    assert ledger["server_examples"] == 6
+    assert ledger["server_flops"] == 6 * 48 + 2 * 4 * 3 * 16
+
+
+def test_a_head_of_another_domain_and_compared_gradients_count() -> None:
+    """Two layers, d = 3·4 + 4 + 4·2 + 2 = 26, three anchors, one search step on 3 examples, a head of 5 outputs.
+
+    Fitting the head, 4 steps of 3 examples: forward through the body 24 and the head 2·4·5, backward only for the
+    head's weight, 2·4·5. The search and the gradient of the other domain, 3 examples each: 24 + 24 for the first layer,
+    40 forward through the head and 40 backward to the hidden layer (the head is fixed), and 4·3·26 of anchors. The
+    gradient of the task: 3 examples at 96 (as above), and 4·3·26.
+    """
+    data, ours = clients([3, 7, 5]), clients([7]).pooled()
+    other = clients([6], classes=5).pooled()
+    other.arrays["y"][:] = 4
+    local = LocalTrainer(two_layers(), sgd(0.1), Batching(2, epochs=2))
+    search = Search(Batching(3, steps=1), "out_of_domain", compare="ours", head=Head(steps=4))
+    central = {"centre": other, "ours": ours}
+    ledger = train(feddle(local, search, atlas=3), data, rounds=1, central=central).ledger
+    assert ledger["server_examples"] == 4 * 3 + 3 + 3 + 3
+    assert ledger["server_flops"] == 12 * (24 + 40 + 40) + 6 * (24 + 24 + 40 + 40) + 3 * 96 + 3 * 4 * 3 * 26

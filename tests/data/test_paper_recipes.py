@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from mixfed import tuning
 from mixfed.cli.common import Given
 from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build_model
+from mixfed.experiment import build_model, build_schedule
+from mixfed.flight import InFlight
+from mixfed.models import MODELS
 from mixfed.recipe import Recipe
+from mixfed.toml import chosen as chosen_for
 from mixfed.toml import load, override, resolve
 from tests.tiny_sources import write_chat_wiki
 
@@ -66,6 +70,34 @@ def test_feddle_out_of_domain_has_the_other_source_at_the_centre(name: str, othe
     assert (recipe.data.central.kind, recipe.data.central.source) == ("other", other)
     assert recipe.algorithms["feddle"]["objective"] == "out_of_domain"
     assert (recipe.central.epochs, recipe.data.source) == (0, recipe_of(f"feddle-{name}", "feddle").data.source)
+
+
+def test_messages_to_late_clients_fit_the_memory_or_are_elsewhere() -> None:
+    """Of a ResNet-18, for as many rounds as have somebody in flight at the paper's larger delay."""
+    recipe = recipe_of("feddle-cifar100-resnet", "feddle")
+    flight, most = InFlight(build_schedule(recipe), 0, "clients", 500), 0
+    for number in range(recipe.rounds):
+        flight.advance(number)
+        flight.send(flight.choose(number, recipe.cohort), number, number)
+        flight.arrived(number + 1)
+        most = max(most, len(set(flight.tree()["jobs"]["round"].tolist())))
+    size = 4 * sum(p.numel() for p in MODELS["resnet18"](outputs=20).parameters())
+    assert (most + 3 * recipe.cohort) * size > recipe.simulator.memory  # a client that runs takes three models
+    assert recipe.simulator.in_flight == "disk"
+
+
+@pytest.mark.parametrize("name", ["feddle-fashion-quick", "feddle-fashion-cnn-quick"])
+def test_what_was_chosen_is_a_point_of_the_grid(name: str) -> None:
+    table = load(name)
+    grids = tuning.grids(table, ["center", "fed_ft", "hfcl", "feddle"])
+    assert {len(tuning.points(grid)) for grid in grids.values()} == {4 if "cnn" in name else 6}
+    for algorithm, grid in grids.items():
+        chosen = chosen_for(table, algorithm)
+        for key, values in grid.items():
+            here = chosen
+            for part in key.split("."):
+                here = here[part]
+            assert here in values
 
 
 @pytest.mark.parametrize(("name", "embedding", "hidden"), [("language", 32, 64), ("language-paper", 256, 1024)])

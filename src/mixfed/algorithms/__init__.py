@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
+from mixfed.algorithms.fallbacks import Fallback, like_fedavg, like_fedbuff
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-from mixfed.algorithms.feddle import Search, feddle, like_fedavg, like_fedbuff
+from mixfed.algorithms.feddle import Search, feddle
 from mixfed.algorithms.guidance import Head, Objective
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_layers, local_global, named
@@ -42,6 +43,8 @@ class Setup:
     """The settings of algorithms by name, for those that are built on another one."""
     without_centre: str = "the set-up has no central data"
     """Why there is no ``centre``."""
+    of_other_domain: bool = False
+    """Whether the centre's labels are not the task's."""
 
     def population(self) -> Population:
         """The clients as a source of the mixed loss."""
@@ -61,11 +64,21 @@ class Setup:
         alone = Centre(self.regulariser, self.weights[1], "regulariser", needs_data=False)
         return [alone] if self.centre is None else [self.central_source(batch_size), alone]
 
-    def at_centre(self) -> LocalTrainer:
-        """The central trainer, which some algorithms cannot do without."""
+    def at_centre(self, *, labels: bool = True) -> LocalTrainer:
+        """The central trainer, which some algorithms cannot do without; with ``labels`` its labels are the task's."""
         if self.centre is None:
             raise InputError(f"This algorithm trains on data at the centre, and {self.without_centre}.")
+        if labels:
+            self.refuse_other_domain()
         return self.centre
+
+    def refuse_other_domain(self) -> None:
+        """For what takes the centre's labels as the task's."""
+        if self.of_other_domain:
+            raise InputError(
+                "The centre's data is of another domain (data.central.kind), and this algorithm would take its labels"
+                " as the task's; choose feddf, or feddle with the objective out_of_domain or rotation."
+            )
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,11 @@ def _plain(setup: Setup) -> Algorithm:
     return fedavg(setup.client, server=setup.server)
 
 
+def _oracle(setup: Setup) -> Algorithm:
+    setup.refuse_other_domain()
+    return _plain(setup)
+
+
 def _fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
     return fedprox(setup.client, mu=mu, server=setup.server)
 
@@ -111,6 +129,7 @@ def _gradient_2way(setup: Setup) -> Algorithm:
 
 
 def _example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
+    setup.refuse_other_domain()
     if ratio is None and count is None:
         ratio = setup.weights[1] / sum(setup.weights)
     return example_transfer(setup.client, ratio=ratio, count=count, server=setup.server)
@@ -169,7 +188,23 @@ def _hfcl(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
 
 
 def _feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.0) -> Algorithm:
-    return feddf(setup.client, setup.at_centre().batching, learning_rate=learning_rate, temperature=temperature)
+    batching = setup.at_centre(labels=False).batching
+    return feddf(setup.client, batching, learning_rate=learning_rate, temperature=temperature)
+
+
+FallbackName = Literal[
+    "fedbuff", "fedavg", "fedasync", "ca2fl", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
+]
+
+
+def _fallback(setup: Setup, name: FallbackName) -> Fallback | Algorithm:
+    """FedBuff and FedAvg are coefficients of updates, unless a server optimizer makes something else of their sum."""
+    if name not in get_args(FallbackName):
+        raise InputError(f"Feddle falls back on one of {', '.join(get_args(FallbackName))}, not on '{name}'.")
+    server = setup.server
+    if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.decay == 1.0:
+        return like_fedbuff(server.learning_rate) if name == "fedbuff" else like_fedavg(server.learning_rate)
+    return replace(ALGORITHMS[name].make(setup), buffer=0)
 
 
 def _feddle(
@@ -181,7 +216,7 @@ def _feddle(
     objective: Objective = "in_domain",
     learning_rate: float = 1e-3,
     regularisation: float | None = None,
-    fallback: Base = "fedbuff",
+    fallback: FallbackName = "fedbuff",
     normalise: bool = True,
     by_score: bool = True,
     fallback_start: bool = True,
@@ -195,7 +230,7 @@ def _feddle(
     if regularisation is None:
         regularisation = 0.0 if objective == "in_domain" else 0.01
     how = Search(
-        setup.at_centre().batching,
+        setup.at_centre(labels=search and objective == "in_domain").batching,
         objective,
         learning_rate,
         regularisation,
@@ -206,9 +241,7 @@ def _feddle(
         Head(head, head_rate, head_steps),
         compare,
     )
-    rate = setup.server.learning_rate
-    start = like_fedavg(rate) if fallback == "fedavg" else like_fedbuff(rate)
-    return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=start)
+    return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=_fallback(setup, fallback))
 
 
 def _on_clients(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -233,7 +266,7 @@ ALGORITHMS: dict[str, Entry] = {
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
     "mtl": Entry("every client's own model, held close to the mean of all", _on_clients(mtl)),
     "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg),
-    "oracle": Entry("FedAvg as if the central data were on the clients too", _plain, oracle=True),
+    "oracle": Entry("FedAvg as if the central data were on the clients too", _oracle, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
     "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel, mixes=True),
     "example_transfer": Entry("mixed: clients receive central examples and train on both", _example_transfer),

@@ -93,6 +93,8 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
 
     v = h̄ + (1/M)·Σ(Δᵢ − hᵢ) with h̄ and hᵢ from before this buffer, x ← x + η_s·v; then hᵢ ← Δᵢ and h̄ = Σ hᵢ/N over all
     N clients, zero for those not seen yet. The cache grows to N models; it is kept in main memory, off the device.
+    Averaged buffers (BatchNorm's statistics) are no gradients to calibrate: of them it takes the mean of the changes
+    that came.
     """
     if buffer < 0:
         raise InputError(f"A buffer cannot hold {buffer} updates.")
@@ -101,23 +103,26 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
     model = trainer.model
 
     def init(params: Params) -> State:
-        names = core.change(model, params, params)
-        return base.init(params) | {"mean": tree.zeros(names), "cache": {}}
+        return base.init(params) | {"mean": tree.zeros(model.trained(params)), "cache": {}}
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         cache, mean = dict(state["cache"]), state["mean"]
         news: list[Params] = []
+        shares = [1.0 / len(replies)] * len(replies)
+        statistics = [{n: x for n, x in r.values["delta"].items() if n in model.buffers} for r in replies]
         for reply in replies:
-            update, client = reply.values["delta"], str(reply.clients[0])
+            update = {n: x for n, x in reply.values["delta"].items() if n not in model.buffers}
+            client = str(reply.clients[0])
             before = {n: x.to(update[n].device) for n, x in cache.get(client, {}).items() if n in update}
             news.append(tree.sub(update, before) if before else update)
-            cache[client] = {n: x.cpu() for n, x in update.items()}
-        calibrated = tree.combine([*news, mean], [*[1.0 / len(replies)] * len(replies), 1.0])
+            cache[client] = {n: x.to("cpu", copy=True) for n, x in update.items()}  # a view would keep a whole chunk
+        calibrated = tree.combine([*news, mean], [*shares, 1.0]) | tree.combine(statistics, shares)
         mean = tree.combine([mean, *news], [1.0, *[1.0 / server.clients[CLIENTS]] * len(replies)])
         return moved(base, optimizer, state, calibrated, server) | {"mean": mean, "cache": cache}
 
-    def restored(state: State) -> State:
-        return state | {"cache": tree.map_leaves(lambda x: x.cpu(), state["cache"])}
+    def restored(state: State, device: torch.device) -> State:
+        rest = {name: x for name, x in state.items() if name != "cache"}
+        return base.restored(rest, device) | {"cache": state["cache"]}
 
     return replace(base, init=init, step=step, restored=restored, uploads="each", late="use", buffer=buffer)
 
@@ -147,7 +152,7 @@ def sending_models(base: Algorithm) -> Algorithm:
         ends = {n: start[n] + d for n, d in upload.values["delta"].items()}
         return Upload({"model": ends}, torch.ones_like(upload.weight)), kept
 
-    return replace(counting_alike(base), client=client, uploads="each", row_wise=False)
+    return replace(base, client=client, uploads="each", row_wise=False)
 
 
 def mixed_towards(params: Params, model: Params) -> Params:

@@ -6,41 +6,31 @@ which they are best added to the model. A coefficient may be negative: an update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from mixfed import core, optim, tree
+from mixfed import optim, tree
+from mixfed.algorithms.fallbacks import (
+    Arrived,
+    Fallback,
+    by_algorithm,
+    by_coefficients,
+    change_in,
+    check_fallback,
+    like_fedbuff,
+)
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.guidance import Guide, Head, Merged, Objective, head_of
 from mixfed.atlas import Atlas, flat
 from mixfed.batches import Batches, Batching
-from mixfed.core import Algorithm, Reply, Server, State
+from mixfed.core import CENTRE, Algorithm, Reply, Server, State
 from mixfed.errors import InputError
 from mixfed.local import LocalTrainer
-from mixfed.measure.ledger import count_flops
 from mixfed.places import Place
 from mixfed.tree import Params
-
-Fallback = Callable[[Sequence[Reply]], list[float]]
-"""The coefficients that a federated method would give to updates that have just come."""
-
-
-def like_fedbuff(rate: float = 1.0) -> Fallback:
-    """η_s/(n·√(1 + τᵢ)) for each of the n new updates."""
-    return lambda replies: [rate / (len(replies) * (1.0 + r.staleness) ** 0.5) for r in replies]
-
-
-def like_fedavg(rate: float = 1.0) -> Fallback:
-    """η_s·pᵢ/Σp with pᵢ the weight of the update."""
-
-    def coefficients(replies: Sequence[Reply]) -> list[float]:
-        total = sum(r.weight for r in replies)
-        return [rate * r.weight / total for r in replies]
-
-    return coefficients
 
 
 @dataclass(frozen=True)
@@ -86,54 +76,65 @@ def feddle(
     atlas: int = 20,
     bits: int = 32,
     place: Place = "device",
-    fallback: Fallback | None = None,
+    fallback: Fallback | Algorithm | None = None,
 ) -> Algorithm:
     """Feddle: ĉ = argmin_c ℓ(D_S, x + Σ cₘāₘ) + λ/2·Σ(cₘ − c′ₘ)², x ← x + Σ ĉₘāₘ, scores ← |ĉₘ|   (Eq. 4–10).
 
     A reply becomes an anchor aₘ; āₘ is aₘ scaled to the median of all norms. c′ is what the ``fallback`` (FedBuff)
-    would do: η_s/(n·√(1 + τ)) times ‖aₘ‖/median for anchors received since the last search, zero for older ones.
+    would do: η_s/(n·√(1 + τ)) times ‖aₘ‖/median for anchors received since the last search, zero for older ones. An
+    update that finds no room in the atlas is added with the fallback's coefficient, outside the search.
+
+    The fallback may also be any other algorithm whose clients send a change or a model (FedAdam, FedAsync, CA2FL),
+    whose step need not be a sum of the updates: then its clients train, its step makes x, and the search goes on from
+    there, c′ = 0. What it remembers (an optimizer's memory, a cache) is kept.
+
     ``atlas`` is the number of anchors (the paper: twice the clients of a round), ``bits`` and ``place`` how and where
     they are kept. Averaged buffers (BatchNorm's statistics) are no directions to search in: they follow the fallback.
     The anchors are written in place, so a step can be taken only once from a state.
     """
-    model, coefficients_of = trainer.model, fallback or like_fedbuff()
+    model = trainer.model
     names = model.trainable
     if search.objective != "in_domain":
         head_of(model, search.head.name)
+    if isinstance(fallback, Algorithm):
+        check_fallback(fallback, model, is_start=search.fallback_start)
+        base, begun = fallback, by_algorithm(fallback)
+    else:
+        base = replace(fedavg(trainer), init=lambda params: {"params": params})
+        begun = by_coefficients(model, fallback or like_fedbuff())
     width = sum(int(torch.Size(model.shapes[n]).numel()) for n in names)
 
     def init(params: Params) -> State:
         some = params[names[0]]
         empty = Atlas.empty(atlas, width, bits, some.device, some.dtype, place)
         found = {"coefficients": some.new_zeros(0), "ages": some.new_zeros(0)}
-        return {"params": params, "atlas": empty.tree(), "searched": found}
+        return base.init(params) | {"atlas": empty.tree(), "searched": found}
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
         unmoved = tree.zeros(model.trained(params))  # for leaves that clients keep to themselves
-        updates = [flat(unmoved | core.as_server_copy(r.values["delta"], params), names) for r in replies]
+        updates = [flat(unmoved | change_in(r, params, base.name), names) for r in replies]
         anchors, places = Atlas(**state["atlas"]).with_updates(updates, server.round, by_score=search.by_score)
-        models = Merged(model, params, anchors, anchors.factors(normalise=search.normalise))
-        given = coefficients_of(replies)
-        start = torch.zeros_like(models.factors)
-        for anchor, c in zip(places, given, strict=True):
-            if anchor >= 0 and bool(models.factors[anchor] > 0):
-                start[anchor] = c / models.factors[anchor]
-        found, noted = searched(models, search, start, server) if search.active else (start, {})
-        statistics = [{n: x for n, x in r.values["delta"].items() if n in model.buffers} for r in replies]
-        return {
-            "params": tree.add(tree.clone(models.at(found)), tree.combine(statistics, given)),
+        factors = anchors.factors(normalise=search.normalise)
+        after, start = begun(_without_atlas(state), Arrived(replies, updates, places, factors), server)
+        models = Merged(model, after["params"], anchors, factors)
+        found, noted = searched(models, search, start, server) if search.active and len(anchors) else (start, {})
+        return after | {
+            "params": tree.clone(models.at(found)),
             "atlas": replace(anchors, scores=found.abs()).tree(),
             "searched": {"coefficients": found, "ages": server.round - anchors.born, **noted},
         }
 
-    def restored(state: State) -> State:
-        device = state["params"][names[0]].device
-        return state | {"atlas": Atlas(**state["atlas"]).kept_at(place, device).tree()}
+    def restored(state: State, device: torch.device) -> State:
+        kept = Atlas(**state["atlas"]).kept_at(place, device).tree()
+        return base.restored(_without_atlas(state), device) | {
+            "atlas": kept,
+            "searched": tree.to_device(state["searched"], device),
+        }
 
-    base = fedavg(trainer, name="feddle")
     return replace(
         base,
+        name="feddle",
         init=init,
         step=step,
         uploads="each",
@@ -142,6 +143,10 @@ def feddle(
         restored=restored,
         diagnostics=diagnostics,
     )
+
+
+def _without_atlas(state: State) -> State:
+    return {name: x for name, x in state.items() if name not in ("atlas", "searched")}
 
 
 def searched(models: Merged, search: Search, fallback: Tensor, server: Server) -> tuple[Tensor, dict[str, float]]:
@@ -165,20 +170,22 @@ def searched(models: Merged, search: Search, fallback: Tensor, server: Server) -
             c, memory = optimizer.step(c, {"c": gradient}, memory)
         return c["c"]
 
-    with torch.no_grad():
-        server.ledger.count_at_server(
-            ("feddle", len(models.atlas)), lambda n: count_flops(lambda: run(batches.first(n))), batches
-        )
-        noted = {"cosine": _agreement(models, search, guide, start, server)} if search.compare else {}
-        return run(batches), noted
+    noted = {"cosine": _agreement(models, search, guide, start, server)} if search.compare else {}
+    return server.work(("feddle", len(models.atlas)), run, batches), noted
 
 
 def _agreement(models: Merged, search: Search, guide: Guide, start: Tensor, server: Server) -> float:
     """The cosine between ∂ℓ/∂c on examples of the clients' domain and ∂h/∂c on the server's, a batch of each."""
     one = replace(search.batching, steps=1, epochs=None)
-    (ours, _), (theirs, _) = next(iter(server.batches(one, search.compare))), next(iter(server.batches(one)))
-    gradients = models.gradient(Guide(models.model.loss), start, ours), models.gradient(guide, start, theirs)
-    return float(torch.cosine_similarity(*gradients, dim=0))
+
+    def gradient(guide: Guide, source: str) -> Tensor:
+        kind = ("compare", source, len(models.atlas))
+        return server.work(
+            kind, lambda batches: models.gradient(guide, start, next(iter(batches))[0]), server.batches(one, source)
+        )
+
+    ours, theirs = gradient(Guide(models.model.loss), search.compare), gradient(guide, CENTRE)
+    return float(torch.cosine_similarity(ours, theirs, dim=0))
 
 
 def diagnostics(state: State) -> dict[str, float]:

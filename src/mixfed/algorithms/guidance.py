@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mixfed import core, optim, rng, tree
 from mixfed.atlas import Atlas, flat, unflat
-from mixfed.batches import Batching
+from mixfed.batches import Batches, Batching
 from mixfed.core import CENTRE, Server
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.local import gradient_of
 from mixfed.losses import cross_entropy
 from mixfed.model import Batch, Loss, Model, masked_mean
@@ -91,14 +91,20 @@ class Head:
         name, loss = head_of(model, self.name), surrogate(model, objective)
         classes = 4 if objective == "rotation" else _classes(server)
         theta = {n: body[n].new_zeros(classes, *body[n].shape[1:]) for n in model.trainable if n.startswith(f"{name}.")}
+        batches = server.batches(replace(batching, steps=self.steps, epochs=None))
+        _check_head(model, name, body, theta, next(iter(batches))[0])
         rest = {n: x for n, x in body.items() if n not in theta}
         buffers = {n: body[n] for n in model.buffers}
         optimizer = optim.adam(self.rate)
-        memory = optimizer.init(theta)
-        for batch, _ in server.batches(replace(batching, steps=self.steps, epochs=None)):
-            gradient, _, _ = gradient_of(lambda p, b: loss(rest | tree.clone(buffers) | p, b), theta, {}, batch)
-            theta, memory = optimizer.step(theta, gradient, memory)
-        return Guide(loss, theta)
+
+        def fit(batches: Batches) -> Params:
+            found, memory = theta, optimizer.init(theta)
+            for batch, _ in batches:
+                gradient, _, _ = gradient_of(lambda p, b: loss(rest | tree.clone(buffers) | p, b), found, {}, batch)
+                found, memory = optimizer.step(found, gradient, memory)
+            return found
+
+        return Guide(loss, server.work("head", fit, batches))
 
 
 def head_of(model: Model, name: str = "") -> str:
@@ -107,6 +113,21 @@ def head_of(model: Model, name: str = "") -> str:
     if not linear or (name and name not in linear):
         raise InputError("Data of another domain guides a model that ends in a linear head; name it with 'head'.")
     return name or linear[-1]
+
+
+def _check_head(model: Model, name: str, body: Params, theta: Params, batch: Batch) -> None:
+    """Refuses a linear layer that is not the last one to work: with one more output, so has the model."""
+    one = {n: x if n == "key" else x[:1] for n, x in batch.items()}
+    wider = {n: torch.cat([x, x[:1]]) for n, x in theta.items()}
+    with torch.no_grad():
+        with explained(f"The centre cannot work on '{CENTRE}'"):
+            model.outputs(tree.cast(body, model.dtype), one, training=False)
+        try:
+            answer = model.outputs(body | wider, one, training=False)
+        except RuntimeError:
+            answer = None
+    if answer is None or answer.shape[-1] != len(next(iter(wider.values()))):
+        raise InputError(f"The layer '{name}' is not the model's linear head; name the last layer with 'head'.")
 
 
 def _classes(server: Server) -> int:
@@ -119,8 +140,8 @@ def _classes(server: Server) -> int:
 def _turned(batch: Batch) -> Batch:
     """Every image turned by some quarters, drawn from the batch's key, which become its label."""
     images = batch["x"]
-    if images.ndim != 4:
-        raise InputError("The rotation objective turns images, and the examples of the centre have another shape.")
+    if images.ndim != 4 or images.shape[-1] != images.shape[-2]:
+        raise InputError("The rotation objective turns square images, and the centre's examples have another shape.")
     quarters = rng.tensor_bits(batch["key"], torch.arange(len(images), device=images.device)) & 3
     turned = torch.stack([torch.rot90(x, int(k), (-2, -1)) for x, k in zip(images, quarters, strict=True)])
     return batch | {"x": turned, "y": quarters}

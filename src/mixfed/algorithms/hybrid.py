@@ -17,7 +17,6 @@ from mixfed.batches import Batches, Batching
 from mixfed.core import CENTRE, Algorithm, Reply, Server, State
 from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, gradient_of
-from mixfed.measure.ledger import count_flops
 from mixfed.model import Batch, Loss, Model, masked_mean
 from mixfed.optim import Optimizer
 from mixfed.tree import Params
@@ -41,6 +40,11 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
     (as FedAvg does). Where clients keep part of the model to themselves, so does the server.
     """
     _same_model(base, centre)
+    if base.uploads == "each":
+        raise InputError(
+            f"HFCL adds the server's update to the sum of the clients', and {base.name} wants to know whose each is;"
+            " build it on fedbuff or fedavg."
+        )
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
@@ -71,14 +75,12 @@ def feddf(
         params = state["params"]
         teachers = [params | core.as_server_copy(r.values["model"], params) for r in replies]
         student = tree.combine(teachers, [1.0 / len(teachers)] * len(teachers))
-        batches = server.batches(batching)
 
-        def measure(examples: int) -> int:
-            return count_flops(lambda: distil(model, optimizer, student, teachers, batches.first(examples)))
+        def distilled(batches: Batches) -> Params:
+            return distil(model, optimizer, student, teachers, batches, temperature)
 
-        with torch.no_grad(), explained("The clients' models cannot be distilled"):
-            server.ledger.count_at_server(("feddf", len(teachers)), measure, batches)
-            return state | {"params": distil(model, optimizer, student, teachers, batches, temperature)}
+        with explained("The clients' models cannot be distilled"):
+            return state | {"params": server.work(("feddf", len(teachers)), distilled, server.batches(batching))}
 
     return replace(sending_models(fedavg(trainer, name="feddf")), step=step, late="use")
 

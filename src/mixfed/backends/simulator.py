@@ -25,6 +25,7 @@ from mixfed.flight import Arrivals
 from mixfed.measure.ledger import Ledger, count_flops
 from mixfed.places import Place, check_place, moved
 from mixfed.private import PrivateStore
+from mixfed.tree import Params
 
 EXECUTORS = ("auto", "loop", "vmap")
 _CACHE = 8 << 20
@@ -36,11 +37,11 @@ _WHOLE = 1 << 30
 class Simulator:
     """Runs the clients of an algorithm in this process.
 
-    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort and keep the faster. The choice is
-    remembered on this machine (in the user's cache folder), because another executor rounds differently and a run
-    is to be repeatable bit for bit. ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the
-    clients being run at one time may take, together with the messages to clients in flight; ``in_flight`` is where
-    these are kept from the next round on.
+    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort (that is not much smaller than what
+    was asked) and keep the faster, but run a cohort of one client by loop. The choice is remembered on this machine (in
+    the user's cache folder), because another executor rounds differently and a run is to be repeatable bit for bit.
+    ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the clients being run at one time may
+    take, together with the messages to clients in flight; ``in_flight`` is where these are kept from the next round on.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Simulator:
         self._chunk = chunk
         self._pool = Pool(self.threads)
         self._chosen: dict[str, Execution] = {}
+        self._asked: dict[str, int] = {}
         self._alone: set[str] = set()
         self._checked: set[str] = set()
         self._sent: dict[str, dict[int, _Sent]] = {}
@@ -88,6 +90,7 @@ class Simulator:
         for source in algorithm.batching:
             rows.check_fields(algorithm.rows, data[source], source)
         self._chosen.clear()
+        self._asked.clear()
         self._alone.clear()
         self._checked.clear()
         self._sent.clear()
@@ -97,19 +100,16 @@ class Simulator:
         """The executions chosen so far (another one rounds differently), and the messages of jobs in flight."""
         return {
             "executions": {source: asdict(how) for source, how in self._chosen.items()},
-            "sent": {
-                source: {str(version): sent.tree() for version, sent in versions.items()}
-                for source, versions in self._sent.items()
-            },
+            "asked": dict(self._asked),
+            "sent": {source: _saved(by_round) for source, by_round in self._sent.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up the executions and the messages of the run that is resumed."""
         self._chosen = {source: Execution(**how) for source, how in state["executions"].items()}
-        self._sent = {
-            source: {int(version): _Sent.restored(saved) for version, saved in versions.items()}
-            for source, versions in state["sent"].items()
-        }
+        self._asked = {source: int(count) for source, count in state["asked"].items()}
+        device = self.algorithm.model.device if self.in_flight == "device" else torch.device("cpu")
+        self._sent = {source: _restored(saved, device) for source, saved in state["sent"].items()}
 
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
         """Sends a message to clients; they train when they are collected, and until then the message is kept."""
@@ -119,12 +119,17 @@ class Simulator:
             self.ledger.bytes_down += self._plan(source, clients, message, version).bytes_of_extra()
         for part, leaves in (message.first or {}).items():
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
+        self._asked[source] = max(len(clients), self._asked.get(source, 0))
         sent = self._sent.setdefault(source, {})
-        for number, earlier in sent.items():
-            if number != version:
-                sent[number] = earlier.kept_at(self.in_flight)
-        busy = sent[version].clients if version in sent else np.zeros(0, np.int64)
-        sent[version] = _Sent(message, np.concatenate([busy, clients]))
+        if version in sent:
+            sent[version] = replace(sent[version], clients=np.concatenate([sent[version].clients, clients]))
+        else:
+            last = sent[max(sent)].parts if sent else None
+            same = last is not None and last.are_those_of(message)
+            parts = last if last is not None and same else _Parts(message.payload, message.first or {})
+            for earlier in sent.values():
+                earlier.parts.keep_at(self.in_flight)
+            sent[version] = _Sent(replace(message, payload={}, first=None), parts, clients)
         self._budget = self._left()
         if self._budget < 0:
             raise InputError(
@@ -193,9 +198,10 @@ class Simulator:
         """Forgets these jobs. Clients that report in vain have trained, which counts, and keep what is theirs; what
         they send up is refused."""
         for number, jobs in arrivals.by_round():
-            if not self._sent[jobs.source][number].counted:
-                self._count_picked(jobs.source, jobs.clients, self._sent[jobs.source][number].message, number)
+            counted = self._sent[jobs.source][number].counted
             message = self._take(jobs, number)
+            if not counted:
+                self._count_picked(jobs.source, jobs.clients, message, number)
             if not reported:
                 continue
             plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
@@ -206,32 +212,35 @@ class Simulator:
 
     def end_round(self) -> None:
         """Counts the rows that went to clients still on their way; those of the others are known from their work."""
-        for source, by_round in self._sent.items():
+        for source, by_round in self._sent.items() if self.algorithm.rows else ():
             for number, sent in by_round.items():
                 if not sent.counted:
-                    self._count_picked(source, sent.clients, sent.message, number)
+                    self._count_picked(source, sent.clients, sent.whole(self.algorithm.model.device), number)
                     by_round[number] = replace(sent, counted=True)
 
     def _take(self, jobs: Arrivals, number: int) -> Message:
         """The message of jobs that are in flight no longer; it is let go with the last of them."""
         sent = self._sent[jobs.source]
-        message = sent[number].message
+        message = sent[number].whole(self.algorithm.model.device)
         left = np.setdiff1d(sent[number].clients, jobs.clients)
         if len(left):
             sent[number] = replace(sent[number], clients=left)
         else:
             del sent[number]
-        device = self.algorithm.model.device
-        return replace(message, payload=tree.map_leaves(lambda x: x.to(device), message.payload))
+        return message
 
     def _left(self) -> int:
-        """What the memory budget leaves beside the messages of earlier rounds, each tensor counted once."""
+        """What the memory budget leaves beside the messages of earlier rounds, without the last one, which is the model
+        as the server has it."""
         device = self.algorithm.model.device
         if self.in_flight == "disk" or (self.in_flight == "memory" and device.type != "cpu"):
             return self.memory
-        earlier = [sent.message for by_round in self._sent.values() for _, sent in sorted(by_round.items())[:-1]]
-        held = {x.data_ptr(): x for m in earlier for x in tree.leaves(m.payload | (m.first or {}))}
-        return self.memory - tree.nbytes({str(pointer): x for pointer, x in held.items()})
+        left = self.memory
+        for by_round in self._sent.values():
+            last = by_round[max(by_round)].parts if by_round else None
+            earlier = {id(sent.parts): sent.parts for sent in by_round.values() if sent.parts is not last}
+            left -= sum(tree.nbytes(parts.tree()) for parts in earlier.values())
+        return left
 
     def _plan(
         self, source: str, clients: NDArray[np.int64], message: Message, version: int | NDArray[np.int64]
@@ -281,13 +290,15 @@ class Simulator:
         self.ledger.count_clients(("clients", plan.source), measure, steps, examples)
 
     def _how(self, message: Message, plan: Plan) -> Execution:
+        new = plan.source not in self._chosen
+        few = len(plan) == 1 or (new and 2 * len(plan) < self._asked.get(plan.source, 0))
+        if self.executor == "auto" and few:  # later cohorts may be larger, so nothing is chosen yet
+            loop = Execution("loop", 0, self.threads)
+            if new and plan.source not in self._alone:
+                self.say(f"Executor: {loop}; {len(plan)} of a cohort are too few to batch.")
+            self._alone.add(plan.source)
+            return loop
         if plan.source not in self._chosen:
-            if self.executor == "auto" and len(plan) == 1:
-                loop = Execution("loop", 0, self.threads)
-                if plan.source not in self._alone:  # later cohorts may be larger, so nothing is chosen yet
-                    self.say(f"Executor: {loop}; a cohort of one client leaves nothing to batch.")
-                self._alone.add(plan.source)
-                return loop
             self._chosen[plan.source] = self._choose(message, plan)
         how = self._chosen[plan.source]
         if not how.chunk:
@@ -386,33 +397,82 @@ class Simulator:
         return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A message on its way, and the clients that have not reported on it yet; ``counted``: the ledger has its rows."""
+@dataclass
+class _Parts:
+    """The tensors of a message; rounds between which the server made no step send the same ones, kept once."""
 
-    message: Message
-    clients: NDArray[np.int64]
+    payload: dict[str, Params]
+    first: dict[str, Params]
     is_kept: bool = False
-    counted: bool = False
 
-    def kept_at(self, place: Place) -> _Sent:
-        """The same with the message at this place."""
-        if self.is_kept or place == "device":
-            return self
-        payload = tree.map_leaves(lambda x: moved(x, place), self.message.payload)
-        return replace(self, message=replace(self.message, payload=payload), is_kept=True)
+    def are_those_of(self, message: Message) -> bool:
+        """Whether the message has the same values; after a resume they are not the same tensors."""
+        ours, theirs = tree.flatten(self.tree()), tree.flatten(_Parts(message.payload, message.first or {}).tree())
+        return ours.keys() == theirs.keys() and all(_same(x, theirs[n]) for n, x in ours.items())
+
+    def keep_at(self, place: Place) -> None:
+        """Moves them to this place."""
+        if not self.is_kept and place != "device":
+            self.payload, self.first = tree.map_leaves(lambda x: moved(x, place), self.tree()).values()
+            self.is_kept = True
 
     def tree(self) -> dict[str, Any]:
-        message = self.message
-        examples = asdict(message.examples) if message.examples else {}
-        saved = {"payload": message.payload, "round": message.round, "clients": torch.from_numpy(self.clients)}
-        return saved | {"examples": examples, "first": message.first or {}}
+        return {"payload": self.payload, "first": self.first}
 
-    @classmethod
-    def restored(cls, saved: Mapping[str, Any]) -> _Sent:
-        examples = Sample(**saved["examples"]) if saved["examples"] else None
-        message = Message(dict(saved["payload"]), int(saved["round"]), examples, saved["first"] or None)
-        return cls(message, saved["clients"].cpu().numpy(), counted=True)  # a checkpoint is written after a round
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its way, its tensors apart, and the clients that have not reported on it yet.
+
+    ``counted`` says that the ledger has its rows.
+    """
+
+    message: Message
+    parts: _Parts
+    clients: NDArray[np.int64]
+    counted: bool = False
+
+    def whole(self, device: torch.device) -> Message:
+        """The message on this device."""
+        there = tree.map_leaves(lambda x: x.to(device), self.parts.tree())
+        return replace(self.message, payload=there["payload"], first=there["first"] or None)
+
+
+def _saved(by_round: Mapping[int, _Sent]) -> dict[str, Any]:
+    """The messages of one source as a tree; ``parts`` has the number of the round whose tensors they are."""
+    owner: dict[int, int] = {}
+    for number, sent in sorted(by_round.items()):
+        owner.setdefault(id(sent.parts), number)
+    rounds = {
+        str(number): {
+            "parts": owner[id(sent.parts)],
+            "round": sent.message.round,
+            "examples": asdict(sent.message.examples) if sent.message.examples else {},
+            "clients": torch.from_numpy(sent.clients),
+        }
+        for number, sent in by_round.items()
+    }
+    return {"rounds": rounds, "parts": {str(n): by_round[n].parts.tree() for n in owner.values()}}
+
+
+def _restored(saved: Mapping[str, Any], device: torch.device) -> dict[int, _Sent]:
+    there = tree.map_leaves(lambda x: x.to(device), saved["parts"])
+    parts = {int(n): _Parts(x["payload"], x["first"]) for n, x in there.items()}
+    found = {}
+    for number, sent in saved["rounds"].items():
+        examples = Sample(**sent["examples"]) if sent["examples"] else None
+        message = Message({}, int(sent["round"]), examples)
+        clients = sent["clients"].cpu().numpy()
+        found[int(number)] = _Sent(message, parts[int(sent["parts"])], clients, counted=True)  # a round has ended
+    return found
+
+
+def _same(x: Any, y: Any) -> bool:
+    if not (isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)):
+        return bool(x == y)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    return x is y or torch.equal(x, y.to(x.device))
 
 
 class _Remembered:

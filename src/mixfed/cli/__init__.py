@@ -126,6 +126,7 @@ def probe_command(
 @app.command("study")
 def study_command(
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A packaged study (see 'mixfed list') or a .toml.")],
+    recipe: Annotated[str | None, typer.Option(help="Another recipe than the study's own.", metavar="RECIPE")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
     settings: Settings = None,
     rounds: Rounds = None,
@@ -141,7 +142,7 @@ def study_command(
     from mixfed.cli import study as command
 
     with common.reported():
-        chosen = studies.load(study)
+        chosen = studies.load(study).on(recipe) if recipe else studies.load(study)
         given = common.Given(chosen.recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
         command.execute(given, chosen, seeds, out, to_json=json)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -15,11 +16,18 @@ if TYPE_CHECKING:
     from mixfed.batches import Batches
     from mixfed.local import LocalTrainer
 
+_PRODUCTS_WITH_VECTORS: dict[Any, Callable[..., int]] = {
+    torch.ops.aten.dot: lambda a, b, **_: 2 * a.numel(),
+    torch.ops.aten.mv: lambda matrix, vector, **_: 2 * matrix.numel(),
+    torch.ops.aten.addmv: lambda onto, matrix, vector, **_: 2 * matrix.numel(),
+}
+"""Two operations for each element, as of products of matrices; PyTorch's table has only those."""
+
 
 @dataclass
 class Ledger:
     """Totals of a run. Bytes are those of the tensors that travel; FLOPs are those of matrix products and
-    convolutions, forward and backward, as PyTorch's own counter sees them.
+    convolutions, forward and backward, as PyTorch's own counter sees them (and those of products with vectors).
 
     ``bytes_once`` is not part of the training: it is what clients would send up once, at the end, so that an unknown
     device could use their own parts of the model (nothing where they have none). ``bytes_kept`` is the most that the
@@ -96,7 +104,7 @@ class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = _PRODUCTS_WITH_VECTORS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=out))
         return out

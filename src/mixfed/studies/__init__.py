@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ class Study:
     points: dict[str, list[str]]
     paper: str = ""
     settings: tuple[str, ...] = ()
+
+    def on(self, recipe: str) -> Study:
+        """The same settings compared on another recipe, of which the paper says nothing."""
+        stem = Path(recipe).stem
+        return replace(self, name=f"{self.name}-{stem}", title=f"{self.title} ({stem})", recipe=recipe, paper="")
 
 
 def packaged() -> dict[str, str]:

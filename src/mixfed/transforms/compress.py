@@ -90,6 +90,10 @@ def compress(
         lost = {f"lost:{n}": tree.zeros(like(n)) for n in up} if error_feedback else {}
         return algorithm.private(params) | lost
 
+    def restored(state: State, device: torch.device) -> State:
+        lost = {name: tree.to_device(x, device) for name, x in state.items() if name != "inner"}
+        return {"inner": algorithm.restored(state["inner"], device)} | lost
+
     return replace(
         algorithm,
         init=init,
@@ -100,7 +104,7 @@ def compress(
         private=private,
         params=lambda state: algorithm.params(state["inner"]),
         diagnostics=lambda state: algorithm.diagnostics(state["inner"]),
-        restored=lambda state: state | {"inner": algorithm.restored(state["inner"])},
+        restored=restored,
     )
 
 
