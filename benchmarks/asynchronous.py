@@ -33,6 +33,8 @@ from mixfed.models import MODELS
 
 CLIENTS, COHORT, ATLAS, STEPS, BATCH = 500, 10, 20, 20, 50
 CLIENT_BATCH, ROUNDS = {"mlp": 32, "cnn": 8}, {"mlp": 100, "cnn": 6}
+WARM = {"mlp": 60, "cnn": 15}
+"""Rounds until about as many late clients arrive in a round as are asked (the CNN's come close)."""
 SYNCHRONOUS, ASYNCHRONOUS, FINE_TUNING = "synchronous client", "asynchronous client", "fine-tuning step"
 
 
@@ -119,7 +121,7 @@ def main() -> None:
         for _ in range(given.repeats):
             for what, executor in kinds:
                 late = what == ASYNCHRONOUS
-                warm = 15 if late else 2
+                warm = WARM[name] if late else 2
                 taken = a_client(name, executor, late=late, rounds=ROUNDS[name], warm=warm)
                 times[f"{what}, {executor}"].append(taken)
         times |= at_server(name, 2 * given.repeats)
