@@ -151,7 +151,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], whose: Batches) -> None:
         super().__init__()
         self.names, self.tables, self.found = names, tables, found
-        self.many, self.own = whose.vectorised, whose.rows
+        self.many, self.own, self.whose = whose.vectorised, whose.rows, whose
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -189,14 +189,14 @@ class _Watch(TorchFunctionMode):
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows with these ids; with many clients the first dimension of both says whose they are."""
-        flat, places = self._places(name, ids)
+        flat, places = self._places(name, ids, is_given=self._is_given(name, ids) and not bool((ids < 0).any()))
         return self._leaf(_Lookup(flat, places, flat.index_select(0, places).view(*ids.shape, -1)))
 
     def bags(self, name: str, ids: Tensor) -> Tensor:
         """The sums of the rows with these ids over their last dimension, without padding."""
         known = ids >= 0
         padded = not bool(known.all())
-        flat, places = self._places(name, ids.clamp(min=0) if padded else ids)
+        flat, places = self._places(name, ids.clamp(min=0) if padded else ids, is_given=self._is_given(name, ids))
         weights = known.to(flat.dtype).view(-1, ids.shape[-1]) if padded else None
         summed = F.embedding_bag(places.view(-1, ids.shape[-1]), flat, mode="sum", per_sample_weights=weights)
         return self._leaf(_Lookup(flat, places, summed.view(*ids.shape[:-1], -1), weights))
@@ -205,11 +205,17 @@ class _Watch(TorchFunctionMode):
         self.found.append(one)
         return one.rows.requires_grad_()
 
-    def _places(self, name: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _is_given(self, name: str, ids: Tensor) -> bool:
+        """Whether the ids are those of a field that indexes the table, which were made to fit (but for padding)."""
+        fields = [self.whose.fields[n] for n in self.whose.tables.get(name, ()) if n in self.whose.fields]
+        return any(ids.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in fields)
+
+    def _places(self, name: str, ids: Tensor, *, is_given: bool) -> tuple[Tensor, Tensor]:
         """The clients' tables end to end, and the places of these ids in them."""
         table = self.tables[name]
         size = table.shape[int(self.many)]
-        _check(name, ids, self.own[name] if self.many else size)
+        if not is_given:
+            _check(name, ids, self.own[name] if self.many else size)
         if self.many:
             ids = ids + torch.arange(0, len(ids) * size, size, device=ids.device).view(-1, *(1,) * (ids.ndim - 1))
         return table.view(-1, table.shape[-1]), ids.reshape(-1)

@@ -228,7 +228,10 @@ def test_a_table_with_a_padding_idx_is_refused() -> None:
 @pytest.mark.parametrize("optimizer", [None, adam(0.02)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_client_never_finds_the_rows_of_another(label: int, optimizer: Optimizer | None) -> None:
-    """Three clients with the rows of two movies; the middle one's label is as if it had another, before or after."""
+    """Three clients with the rows of two movies; the middle one's label is as if it had another, before or after.
+
+    The labels are no field that was made to fit the rows, so they are looked at.
+    """
     torch.manual_seed(0)
     one = Model(DualEncoder(ITEMS, WIDTH), hinge)
     trainer = on_clients(one, optimizer)
@@ -239,7 +242,7 @@ def test_a_client_never_finds_the_rows_of_another(label: int, optimizer: Optimiz
     def trained(fields: Batch, count: Tensor, table: Tensor) -> Tensor:
         batches = Batches(
             "clients", fields, torch.zeros((), dtype=torch.int64), torch.ones(()), torch.ones(()),
-            vectorised=True, tables={TABLE: ("x", "y")}, rows={TABLE: count},
+            vectorised=True, tables={TABLE: ("x",)}, rows={TABLE: count},
         )  # fmt: skip
         return trainer.train(weights | {TABLE: table}, batches).params[TABLE]
 
