@@ -291,7 +291,7 @@ class Simulator:
 
     def _how(self, message: Message, plan: Plan) -> Execution:
         new = plan.source not in self._chosen
-        few = len(plan) == 1 or (new and 2 * len(plan) < self._asked.get(plan.source, 0))
+        few = len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0))
         if self.executor == "auto" and few:  # later cohorts may be larger, so nothing is chosen yet
             loop = Execution("loop", 0, self.threads)
             if new and plan.source not in self._alone:
