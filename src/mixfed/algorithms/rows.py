@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mixfed.core import Algorithm, Message, Private, Reply, Server, State
 from mixfed.errors import InputError
-from mixfed.rows import Trees, idle
+from mixfed.row_check import idle
+from mixfed.rows import Trees
 
 
 def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: bool = False) -> Algorithm:

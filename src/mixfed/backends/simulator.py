@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +15,17 @@ from numpy.typing import NDArray
 
 from mixfed import rows, tree
 from mixfed.backends.executors import Execution, Part, Pool, Tally, execute, keep_freed_memory
-from mixfed.batches import Batches, Plan, Sample, plan_cohort
+from mixfed.backends.remembered import Remembered
+from mixfed.backends.sent import Parts, Sent, restored, saved
+from mixfed.batches import Batches, Plan, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.flight import Arrivals
 from mixfed.measure.ledger import Ledger, count_flops
-from mixfed.places import Place, check_place, moved
+from mixfed.places import Place, check_place
 from mixfed.private import PrivateStore
-from mixfed.tree import Params
+from mixfed.row_check import check_lookups
 
 EXECUTORS = ("auto", "loop", "vmap")
 _CACHE = 8 << 20
@@ -71,7 +71,7 @@ class Simulator:
         self._asked: dict[str, int] = {}
         self._alone: set[str] = set()
         self._checked: set[str] = set()
-        self._sent: dict[str, dict[int, _Sent]] = {}
+        self._sent: dict[str, dict[int, Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
 
@@ -101,7 +101,7 @@ class Simulator:
         return {
             "executions": {source: asdict(how) for source, how in self._chosen.items()},
             "asked": dict(self._asked),
-            "sent": {source: _saved(by_round) for source, by_round in self._sent.items()},
+            "sent": {source: saved(by_round) for source, by_round in self._sent.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Simulator:
         self._chosen = {source: Execution(**how) for source, how in state["executions"].items()}
         self._asked = {source: int(count) for source, count in state["asked"].items()}
         device = self.algorithm.model.device if self.in_flight == "device" else torch.device("cpu")
-        self._sent = {source: _restored(saved, device) for source, saved in state["sent"].items()}
+        self._sent = {source: restored(kept, device) for source, kept in state["sent"].items()}
 
     def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
         """Sends a message to clients; they train when they are collected, and until then the message is kept."""
@@ -126,10 +126,10 @@ class Simulator:
         else:
             last = sent[max(sent)].parts if sent else None
             same = last is not None and last.are_those_of(message)
-            parts = last if last is not None and same else _Parts(message.payload, message.first or {})
+            parts = last if last is not None and same else Parts(message.payload, message.first or {})
             for earlier in sent.values():
                 earlier.parts.keep_at(self.in_flight)
-            sent[version] = _Sent(replace(message, payload={}, first=None), parts, clients)
+            sent[version] = Sent(replace(message, payload={}, first=None), parts, clients)
         self._budget = self._left()
         if self._budget < 0:
             raise InputError(
@@ -191,7 +191,7 @@ class Simulator:
 
     def _check_lookups(self, message: Message, plan: Plan) -> None:
         new = self.algorithm.rows and plan.source not in self._checked
-        if new and rows.check_lookups(self.algorithm, message, plan, self.privates):
+        if new and check_lookups(self.algorithm, message, plan, self.privates):
             self._checked.add(plan.source)
 
     def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
@@ -320,7 +320,7 @@ class Simulator:
         if why_not:
             self.say(f"Executor: {loop}; {why_not}.")
             return loop
-        remembered = _Remembered(self._signature(message, plan))
+        remembered = Remembered(self._signature(message, plan))
         known = remembered.load()
         # One unit after another, with all cores inside each operator, beats the pool where operators are large.
         candidates = list(dict.fromkeys([loop, *vmaps, *(replace(how, threads=1) for how in (loop, *vmaps))]))
@@ -330,7 +330,7 @@ class Simulator:
                 return how
         return self._timed(message, plan, candidates, remembered)
 
-    def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: _Remembered) -> Execution:
+    def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
         sized = {how: replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk)) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
@@ -395,105 +395,6 @@ class Simulator:
             torch.__version__,
         ]
         return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()
-
-
-@dataclass
-class _Parts:
-    """The tensors of a message; rounds between which the server made no step send the same ones, kept once."""
-
-    payload: dict[str, Params]
-    first: dict[str, Params]
-    is_kept: bool = False
-
-    def are_those_of(self, message: Message) -> bool:
-        """Whether the message has the same values; after a resume they are not the same tensors."""
-        ours, theirs = tree.flatten(self.tree()), tree.flatten(_Parts(message.payload, message.first or {}).tree())
-        return ours.keys() == theirs.keys() and all(_same(x, theirs[n]) for n, x in ours.items())
-
-    def keep_at(self, place: Place) -> None:
-        """Moves them to this place."""
-        if not self.is_kept and place != "device":
-            self.payload, self.first = tree.map_leaves(lambda x: moved(x, place), self.tree()).values()
-            self.is_kept = True
-
-    def tree(self) -> dict[str, Any]:
-        return {"payload": self.payload, "first": self.first}
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A message on its way, its tensors apart, and the clients that have not reported on it yet.
-
-    ``counted`` says that the ledger has its rows.
-    """
-
-    message: Message
-    parts: _Parts
-    clients: NDArray[np.int64]
-    counted: bool = False
-
-    def whole(self, device: torch.device) -> Message:
-        """The message on this device."""
-        there = tree.map_leaves(lambda x: x.to(device), self.parts.tree())
-        return replace(self.message, payload=there["payload"], first=there["first"] or None)
-
-
-def _saved(by_round: Mapping[int, _Sent]) -> dict[str, Any]:
-    """The messages of one source as a tree; ``parts`` has the number of the round whose tensors they are."""
-    owner: dict[int, int] = {}
-    for number, sent in sorted(by_round.items()):
-        owner.setdefault(id(sent.parts), number)
-    rounds = {
-        str(number): {
-            "parts": owner[id(sent.parts)],
-            "round": sent.message.round,
-            "examples": asdict(sent.message.examples) if sent.message.examples else {},
-            "clients": torch.from_numpy(sent.clients),
-        }
-        for number, sent in by_round.items()
-    }
-    return {"rounds": rounds, "parts": {str(n): by_round[n].parts.tree() for n in owner.values()}}
-
-
-def _restored(saved: Mapping[str, Any], device: torch.device) -> dict[int, _Sent]:
-    there = tree.map_leaves(lambda x: x.to(device), saved["parts"])
-    parts = {int(n): _Parts(x["payload"], x["first"]) for n, x in there.items()}
-    found = {}
-    for number, sent in saved["rounds"].items():
-        examples = Sample(**sent["examples"]) if sent["examples"] else None
-        message = Message({}, int(sent["round"]), examples)
-        clients = sent["clients"].cpu().numpy()
-        found[int(number)] = _Sent(message, parts[int(sent["parts"])], clients, counted=True)  # a round has ended
-    return found
-
-
-def _same(x: Any, y: Any) -> bool:
-    if not (isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)):
-        return bool(x == y)
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    return x is y or torch.equal(x, y.to(x.device))
-
-
-class _Remembered:
-    """Which executor was the fastest for a piece of work, in a small file of the user's cache folder."""
-
-    def __init__(self, signature: str) -> None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self.file = Path(base) / "mixfed" / "executors" / signature
-
-    def load(self) -> str | None:
-        try:
-            return self.file.read_text().strip()
-        except OSError:
-            return None
-
-    def save(self, name: str) -> None:
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(name + "\n")
-        except OSError:
-            return  # a machine without a writable home times again next time
 
 
 def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:
