@@ -29,6 +29,9 @@ from mixfed.tree import Params
 
 T = TypeVar("T")
 
+WHOLE = 1 << 30
+"""No limit to a chunk but a thread's share of the cohort."""
+
 
 @dataclass
 class Tally:
@@ -134,7 +137,7 @@ class Execution:
     threads: int
 
     def __str__(self) -> str:
-        limit = f"chunks of at most {self.chunk}" if self.chunk < 1 << 20 else "a chunk for every thread"
+        limit = f"chunks of at most {self.chunk}" if self.chunk < WHOLE else "a chunk for every thread"
         how = limit if self.chunk else "one client at a time"
         return f"{self.name} ({how}, {self.threads} thread{'s' if self.threads > 1 else ''})"
 

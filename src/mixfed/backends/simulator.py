@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mixfed import rows, tree
-from mixfed.backends.executors import Execution, Part, Pool, Tally, execute, keep_freed_memory
+from mixfed.backends.executors import WHOLE, Execution, Part, Pool, Tally, execute, keep_freed_memory
 from mixfed.backends.remembered import Remembered
 from mixfed.backends.sent import Parts, Sent, restored, saved
 from mixfed.batches import Batches, Plan, plan_cohort
@@ -30,8 +30,6 @@ from mixfed.row_check import check_lookups
 EXECUTORS = ("auto", "loop", "vmap")
 _CACHE = 8 << 20
 _AT_ONCE = 64
-_WHOLE = 1 << 30
-"""No limit to a chunk but a thread's share of the cohort."""
 
 
 class Simulator:
@@ -312,7 +310,7 @@ class Simulator:
 
     def _choose(self, message: Message, plan: Plan) -> Execution:
         loop = Execution("loop", 0, self.threads)
-        limits = {self._chunk_size(plan, limit): limit for limit in (self._chunk_limit(plan), _WHOLE)}
+        limits = {self._chunk_size(plan, limit): limit for limit in (self._chunk_limit(plan), WHOLE)}
         vmaps = [Execution("vmap", limit, self.threads) for _, limit in sorted(limits.items(), reverse=True)]
         why_not = self._vmap_cannot(plan)
         if self.executor != "auto":
@@ -366,7 +364,7 @@ class Simulator:
 
     def _chunk_limit(self, plan: Plan) -> int:
         """As many clients as fit the cache."""
-        return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else _WHOLE
+        return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else WHOLE
 
     def _client_bytes(self, plan: Plan) -> int:
         model = self.algorithm.model
