@@ -6,6 +6,8 @@ One weight w. A client with the target a takes one step of rate η = ½ on ½(w 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -67,7 +69,7 @@ def test_fedbuff_discounts_by_staleness_and_divides_by_the_number_of_updates() -
 
 
 def test_fedbuff_takes_a_server_rate_and_other_rules() -> None:
-    half = lambda t: fedbuff(t, buffer=0, server=sgd(0.5), rule="constant")  # noqa: E731
+    half = partial(fedbuff, buffer=0, server=sgd(0.5), rule="constant")
     # Round 0: w = 1. Round 1: client 0 from 1: Δ = 1.5; w = 1 + ½·(1.5 + 4)/2.
     assert one_weight(Schedule(2, delays=LATE), half, 2)[0] == [1.0, 2.375]
 
@@ -80,7 +82,7 @@ def test_fedbuff_takes_a_server_rate_and_other_rules() -> None:
 )
 def test_fedasync_mixes_models_one_by_one(rule: str, shares: tuple[float, float]) -> None:
     # Round 0, τ = 0: w = ½·0 + ½·2 = 1. Round 1: the models are ½(8 + 0) = 4 and ½(4 + 1) = 2.5.
-    mixed = lambda t: fedasync(t, alpha=0.5, rule=rule, a=2.0 if rule == "hinge" else 0.5, b=0.0)  # noqa: E731
+    mixed = partial(fedasync, alpha=0.5, rule=rule, a=2.0 if rule == "hinge" else 0.5, b=0.0)
     seen, _ = one_weight(Schedule(2, delays=LATE), mixed, 2)
     w = 1.0 + shares[0] * (4.0 - 1.0)
     assert seen == pytest.approx([1.0, w + shares[1] * (2.5 - w)], rel=1e-12)
@@ -180,7 +182,7 @@ LOST = Scripted({}, otherwise=np.inf)
 
 
 def test_a_run_whose_clients_are_all_lost_stops_with_a_sentence() -> None:
-    one = lambda t: fedbuff(t, buffer=1)  # noqa: E731
+    one = partial(fedbuff, buffer=1)
     with pytest.raises(RunStopped, match=r"2 clients .* busy will never report.*patience"):
         one_weight(Schedule(1, concurrency=2, delays=LOST), one, 3, clients=3)
     with pytest.raises(RunStopped, match=r"All clients .* none of them will ever report.* round 3.*patience"):

@@ -6,6 +6,7 @@ One weight, as in test_asynchronous: a client with target a that starts at s end
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.backends.simulator import Simulator
 from mixfed.batches import Batching
+from mixfed.core import Reply, Server, State
 from mixfed.data.store import CentralData
 from mixfed.delays import Scripted
 from mixfed.errors import InputError
@@ -145,7 +147,7 @@ def test_several_steps_of_a_round_have_server_batches_of_their_own() -> None:
     base = fedbuff(LocalTrainer(model, sgd(0.1), Batching(3, steps=1)), buffer=0)
     drawn: list[list[float]] = []
 
-    def step(state, replies, server):  # type: ignore[no-untyped-def]
+    def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         drawn.append(server.batches(Batching(5, steps=2)).fields["x"].flatten().tolist())
         return base.step(state, replies, server)
 
