@@ -67,7 +67,7 @@ def train_on_lookups(loss: Loss, parts: Trees, batches: Batches, rate: float) ->
 
 
 def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Params, Tensor]:
-    tables, weights, buffers = tree.clone(parts["tables"]), parts["weights"], tree.clone(parts["buffers"])
+    tables, weights, buffers = (tree.clone(parts[part]) for part in ("tables", "weights", "buffers"))
     correction, dtype = parts["correction"], next(iter(tables.values())).dtype
     total: Tensor | float = 0.0
     for batch, active in batches:
@@ -80,10 +80,7 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
         for one in looked_up:
             one.add_change()
         for n, change in changes.items():
-            if n in tables:
-                tables[n].add_(change)
-            else:
-                weights = weights | {n: weights[n] + change}
+            (tables if n in tables else weights)[n].add_(change)
         if active is not None:
             buffers = {n: torch.where(_like(active, b), b, before[n]) for n, b in buffers.items()}
             values = values * active

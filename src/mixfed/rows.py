@@ -18,6 +18,7 @@ from torch import Tensor
 from mixfed.batches import Batches, Plan
 from mixfed.core import Message, Upload
 from mixfed.data.store import FederatedData
+from mixfed.distinct import distinct
 from mixfed.errors import InputError
 from mixfed.tree import Params
 
@@ -162,15 +163,15 @@ def _number(given: list[Tensor], real: Tensor | None, size: int) -> tuple[list[T
         torch.where(ok, x + client.view(-1, *(1,) * (x.ndim - 1)) * size, count * size)
         for x, ok in zip(given, usable, strict=True)
     ]
-    distinct, place = torch.unique(torch.cat([k.reshape(-1) for k in keys]), return_inverse=True)
-    distinct = distinct[distinct < count * size]
-    owner = torch.div(distinct, size, rounding_mode="floor")
+    found, place = distinct(torch.cat([k.reshape(-1) for k in keys]))
+    found = found[found < count * size]
+    owner = torch.div(found, size, rounding_mode="floor")
     amounts = torch.bincount(owner, minlength=count)
     first = amounts.cumsum(0) - amounts
     width = max(int(amounts.max()), 1)
-    position = torch.arange(len(distinct), device=distinct.device) - first[owner]
+    position = torch.arange(len(found), device=found.device) - first[owner]
     flat = owner * width + position
-    ids = distinct - owner * size
+    ids = found - owner * size
     spare = torch.zeros(count, dtype=torch.int64, device=ids.device)
     spare[owner] = ids
     rows = spare.repeat_interleave(width)
@@ -250,8 +251,8 @@ _MANY = 1 << 19
 
 def _compact(pending: list[tuple[Tensor, Tensor, Trees]]) -> tuple[Tensor, Tensor, Trees]:
     """The same sum with every row once."""
-    ids, place = torch.unique(torch.cat([p[0] for p in pending]), return_inverse=True)
-    places = place.split([len(p[0]) for p in pending])
+    ids, place = distinct(torch.cat([p[0] for p in pending]))
+    places = torch.split(place, [len(p[0]) for p in pending])
     weight = ids.new_zeros(len(ids), dtype=pending[0][1].dtype)
     sums = {
         part: {t: x.new_zeros(len(ids), *x.shape[1:]) for t, x in leaves.items()}
