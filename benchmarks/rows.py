@@ -18,7 +18,8 @@ from statistics import median
 
 import numpy as np
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line has it; read when PyTorch is loaded
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line has them; read when PyTorch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch
 
@@ -52,7 +53,7 @@ def population(items: int, *, scattered: bool) -> FederatedData:
 
 
 def seconds(
-    items: int, *, by_rows: bool, rounds: int, threads: int, scattered: bool = False, chunk: int | None = None
+    items: int, *, by_rows: bool, rounds: int, threads: int | None, scattered: bool = False, chunk: int | None = None
 ) -> list[tuple[float, float]]:
     """Wall and processor time of each round after two to warm up: sending, clients, averaging, the server's step."""
     torch.manual_seed(0)
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3, help="how often the three are measured, in turn")
     parser.add_argument("--chunk", type=int, default=None, help="clients at once; a thread's share if left out")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="that run chunks side by side")
+    parser.add_argument("--threads", type=int, default=None, help="side by side; if left out, as many as pay")
     parser.add_argument("--scattered", action="store_true", help="every example has items of its own")
     arguments = parser.parse_args()
     cases = {

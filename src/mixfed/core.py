@@ -9,19 +9,21 @@ One round, top to bottom (see :func:`mixfed.run.run`)::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from mixfed import tree
+from mixfed import cores, tree
 from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 from mixfed.local import LocalTrainer, Trained, gradient_of
-from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.measure.ledger import Ledger, count_work
 from mixfed.model import Model
 from mixfed.optim import Memory, Optimizer
 from mixfed.tree import Params
@@ -137,15 +139,13 @@ class Server:
     ) -> Trained:
         """K_c steps of the trainer on central data."""
         batches = self.batches(trainer.batching, source)
-        with explained(f"The centre cannot train on '{source}'"):
-            self.ledger.count_server(trainer, params, batches)
+        with self._counted(trainer, partial(trainer.train, params), batches, "train"):
             return trainer.train(params, batches, self.round, correction=correction, want_gradient=want_gradient)
 
     def gradient(self, trainer: LocalTrainer, params: Params, *, source: str | None = CENTRE) -> Params:
         """∇f_c at ``params`` on one central batch."""
         batches = self.batches(replace(trainer.batching, steps=1, epochs=None), source)
-        with explained(f"The centre cannot train on '{source}'"):
-            self.ledger.count_server(trainer, params, batches)
+        with self._counted(trainer, partial(trainer.train, params), batches, "train"):
             batch, _ = next(iter(batches))
             params = tree.cast(params, self.model.dtype)
             buffers = tree.clone({n: params[n] for n in self.model.buffers})
@@ -153,9 +153,17 @@ class Server:
 
     def work(self, kind: Any, what: Callable[[Batches], T], batches: Batches) -> T:
         """Does work on central data that is not training. The ledger counts it at what a step of its ``kind`` costs."""
-        with explained(f"The centre cannot work on '{batches.source}'"), torch.no_grad():
-            self.ledger.count_at_server(kind, lambda n: count_flops(lambda: what(batches.first(n))), batches)
+        with torch.no_grad(), self._counted(kind, what, batches, "work"):
             return what(batches)
+
+    @contextmanager
+    def _counted(self, kind: Any, what: Callable[[Batches], Any], batches: Batches, called: str) -> Iterator[None]:
+        """Counts the work of its kind on these batches, which is then done on as many cores as it is worth."""
+        with explained(f"The centre cannot {called}" + (f" on '{batches.source}'" if batches.source else "")):
+            cost = self.ledger.count_at_server(kind, lambda n: count_work(lambda: what(batches.first(n))), batches)
+            product = cost.of_a_product(float(batches.examples / batches.steps))
+            with cores.in_operators(cores.worth(product, self.model.numbers(), torch.get_num_threads())):
+                yield
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:

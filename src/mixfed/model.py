@@ -7,9 +7,10 @@ of clients.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -95,6 +96,10 @@ class Model:
         self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
         self._template = master.to(self.device, dtype)
         self._local = threading.local()
+
+    def numbers(self, without: Container[str] = ()) -> int:
+        """How many numbers parameters and float buffers hold, but for those of these names."""
+        return sum(math.prod(shape) for n, shape in self.shapes.items() if n not in without)
 
     def initial(self) -> Params:
         """A copy of the starting parameters and float buffers, in the server's precision."""

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
-from mixfed.backends.executors import Execution
+from mixfed.backends.choice import Chooser
+from mixfed.backends.executors import WHOLE, Execution
 from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches, Batching, Plan
+from mixfed.batches import Batches, Batching
 from mixfed.checkpoint import Checkpoints
 from mixfed.core import Message, Private, Upload
 from mixfed.data.store import FederatedData
@@ -220,7 +221,9 @@ def test_a_simulator_can_run_again() -> None:
     assert_equal(again.params, train(averaging(model(make)), data, "vmap", threads=2).params)
 
 
-def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(tmp_path: Path) -> None:
+def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Round 0: four clients. Round 1: three of four. Round 2: those three again, and the one of round 1 by itself."""
     chunks: list[int] = []
     base = fedbuff(LocalTrainer(model(lambda: mlp(3, 2, (6,))), sgd(0.1), Batching(4, steps=1)), buffer=0)
@@ -230,13 +233,12 @@ def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(tmp_path: Path)
             chunks.append(chunk_of(batches.fields["x"]))
         return base.client(message, private, batches)
 
-    class Vmap(Simulator):
-        def _choose(self, message: Message, plan: Plan) -> Execution:
-            return Execution("vmap", 4, 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is remembered"))
+    monkeypatch.setattr(Chooser, "_timed", lambda *_: Execution("vmap", WHOLE, 1))
 
     def trained(rounds: int = 3, **options: Any) -> Result:
         schedule = Schedule(4, delays=Scripted({(1, 2): 1.0}))
-        backend = Vmap("auto", threads=1)
+        backend = Simulator("auto", threads=1)
         return run(
             replace(base, client=client, ageless=False),
             clients([8] * 4),

@@ -19,7 +19,7 @@ from mixfed.batches import Batching, Sample
 from mixfed.core import CLIENTS, Message
 from mixfed.local import LocalTrainer
 from mixfed.losses import cross_entropy
-from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.measure.ledger import Cost, Ledger, count_flops, count_work
 from mixfed.model import Model
 from mixfed.models.networks import cnn
 from mixfed.optim import adam, sgd
@@ -140,6 +140,22 @@ def test_flops_as_torch_counts_them(name: str) -> None:
     with FlopCounterMode(display=False) as reference:
         step()
     assert count_flops(step) == reference.get_total_flops() > 0
+
+
+def test_the_average_product_of_a_step() -> None:
+    """One layer of 3 × 4: 24 FLOPs an example forward, 24 for the weights' gradient; a loss without data adds a product
+    of 2·3·4·3 = 72 at every step. On five examples that is (72 + 5·48)/3 a product."""
+    weights = torch.randn(4, 3, requires_grad=True)
+
+    def step(examples: int) -> tuple[int, int]:
+        return count_work(lambda: (torch.randn(examples, 3) @ weights.T).sum().backward())
+
+    own = count_work(lambda: weights.T @ weights)
+    cost = Ledger().cost("a step", lambda n: (step(n)[0] + own[0], step(n)[1] + own[1]))
+    assert cost == Cost(72, 48, 3)
+    assert cost.of_a_product(5) == (72 + 5 * 48) / 3
+    assert cost.flops(2, 5) == 2 * 72 + 5 * 48
+    assert Cost(0, 0, 0).of_a_product(5) == 0
 
 
 def test_parametrized_modules_are_counted() -> None:

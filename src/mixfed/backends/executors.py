@@ -1,6 +1,6 @@
 """How a cohort's client work is executed: one client after another, or many at once under vmap.
 
-Both run on a pool of threads with one intra-op thread each (PyTorch's kernels release the interpreter's lock), both
+Both can run on a pool of threads with one core each (PyTorch's kernels release the interpreter's lock), both
 cut the cohort into units that worker w of T takes as w, w + T, w + 2T, …, and both add weighted uploads up as they
 come. The order of every addition is fixed, so a result does not depend on which thread is faster.
 """
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixfed import rows, tree
+from mixfed import cores, rows, tree
 from mixfed.batches import Plan
 from mixfed.core import Algorithm, Message, Private, Upload
 from mixfed.errors import explained
@@ -130,28 +130,34 @@ class Tally:
 
 @dataclass(frozen=True)
 class Execution:
-    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else at most that many at once under vmap."""
+    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else at most that many at once under vmap.
+
+    So many ``threads`` work side by side, at most; one that is alone has all ``cores`` in each operator."""
 
     name: str
     chunk: int
     threads: int
+    cores: int = 1
 
     def __str__(self) -> str:
         limit = f"chunks of at most {self.chunk}" if self.chunk < WHOLE else "a chunk for every thread"
         how = limit if self.chunk else "one client at a time"
-        return f"{self.name} ({how}, {self.threads} thread{'s' if self.threads > 1 else ''})"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.name} ({how}, {threads}{f' on {self.cores} cores' if self.cores > self.threads else ''})"
 
 
 class Pool:
-    """Threads that outlive a round, each with one intra-op thread; work that fits one worker runs right here."""
+    """Threads that outlive a round, with one core in each operator; work of a single one is done right here."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
-    def run(self, works: list[Callable[[], T]]) -> list[T]:
+    def run(self, works: list[Callable[[], T]], alone: int) -> list[T]:
+        """What each of the works gives; one that is alone has so many cores in each operator."""
         if len(works) == 1:
-            return [works[0]()]
+            with cores.in_operators(alone):
+                return [works[0]()]
         return [future.result() for future in [self._pool.submit(work) for work in works]]
 
 
@@ -202,7 +208,8 @@ def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore,
         return tallies
 
     found: dict[tuple[int, int], Tally] = {}
-    for tallies in pool.run([lambda w=w: work(w) for w in range(workers)]):  # type: ignore[misc]
+    alone = max(part.how.cores for part in parts)
+    for tallies in pool.run([lambda w=w: work(w) for w in range(workers)], alone):  # type: ignore[misc]
         for place, tally in tallies.items():
             if place in found:
                 found[place].merge(tally)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from hashlib import blake2b
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,32 +11,29 @@ import torch
 from numpy.typing import NDArray
 
 from mixfed import rows, tree
-from mixfed.backends.executors import WHOLE, Execution, Part, Pool, Tally, execute, keep_freed_memory
-from mixfed.backends.remembered import Remembered
+from mixfed.backends.choice import Chooser
+from mixfed.backends.executors import Part, Tally, execute, keep_freed_memory
 from mixfed.backends.sent import Parts, Sent, restored, saved
-from mixfed.batches import Batches, Plan, plan_cohort
+from mixfed.batches import Plan, plan_cohort
 from mixfed.core import Algorithm, Message, Reply
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.flight import Arrivals
-from mixfed.measure.ledger import Ledger, count_flops
+from mixfed.measure.ledger import Ledger
 from mixfed.places import Place, check_place
 from mixfed.private import PrivateStore
 from mixfed.row_check import check_lookups
 
-EXECUTORS = ("auto", "loop", "vmap")
-_CACHE = 8 << 20
 _AT_ONCE = 64
 
 
 class Simulator:
     """Runs the clients of an algorithm in this process.
 
-    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort (that is not much smaller than what
-    was asked) and keep the faster, but run a cohort of one client by loop. The choice is remembered on this machine (in
-    the user's cache folder), because another executor rounds differently and a run is to be repeatable bit for bit.
-    ``chunk`` fixes the clients per vmapped chunk, ``memory`` (bytes) bounds what the clients being run at one time may
-    take, together with the messages to clients in flight; ``in_flight`` is where these are kept from the next round on.
+    ``executor`` is loop, vmap, or auto, which times both (see :class:`mixfed.backends.choice.Chooser`). ``threads``
+    work side by side, as many as pay if left out; ``chunk`` fixes the clients per vmapped chunk. ``memory`` (bytes)
+    bounds what the clients being run at one time may take, together with the messages to clients in flight;
+    ``in_flight`` is where these are kept from the next round on.
     """
 
     def __init__(
@@ -52,22 +46,10 @@ class Simulator:
         in_flight: Place = "device",
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        if executor not in EXECUTORS:
-            raise InputError(f"There is no executor '{executor}'; choose one of {', '.join(EXECUTORS)}.")
-        if (chunk is not None and chunk < 1) or (threads is not None and threads < 1) or memory < 1:
-            raise InputError("Threads, chunk and memory of the simulator must be at least 1.")
         check_place(in_flight, "Messages in flight")
-        self.executor = executor
-        self.threads = threads or torch.get_num_threads()
+        self.chooser = Chooser(executor, threads, chunk, memory, say)
         self.memory = memory
         self.in_flight = in_flight
-        self._budget = memory
-        self.say = say
-        self._chunk = chunk
-        self._pool = Pool(self.threads)
-        self._chosen: dict[str, Execution] = {}
-        self._asked: dict[str, int] = {}
-        self._alone: set[str] = set()
         self._checked: set[str] = set()
         self._sent: dict[str, dict[int, Sent]] = {}
         self.dropped: list[tuple[str, int]] = []
@@ -87,25 +69,19 @@ class Simulator:
         self.privates, self.seed, self.ledger = privates, seed, ledger
         for source in algorithm.batching:
             rows.check_fields(algorithm.rows, data[source], source)
-        self._chosen.clear()
-        self._asked.clear()
-        self._alone.clear()
+        self.chooser.start(algorithm, data, privates, ledger)
         self._checked.clear()
         self._sent.clear()
         self.dropped.clear()
 
     def state(self) -> dict[str, Any]:
         """The executions chosen so far (another one rounds differently), and the messages of jobs in flight."""
-        return {
-            "executions": {source: asdict(how) for source, how in self._chosen.items()},
-            "asked": dict(self._asked),
-            "sent": {source: saved(by_round) for source, by_round in self._sent.items()},
-        }
+        sent = {source: saved(by_round) for source, by_round in self._sent.items()}
+        return {**self.chooser.state(), "sent": sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up the executions and the messages of the run that is resumed."""
-        self._chosen = {source: Execution(**how) for source, how in state["executions"].items()}
-        self._asked = {source: int(count) for source, count in state["asked"].items()}
+        self.chooser.restore(state)
         device = self.algorithm.model.device if self.in_flight == "device" else torch.device("cpu")
         self._sent = {source: restored(kept, device) for source, kept in state["sent"].items()}
 
@@ -117,7 +93,7 @@ class Simulator:
             self.ledger.bytes_down += self._plan(source, clients, message, version).bytes_of_extra()
         for part, leaves in (message.first or {}).items():
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
-        self._asked[source] = max(len(clients), self._asked.get(source, 0))
+        self.chooser.asked(source, len(clients))
         sent = self._sent.setdefault(source, {})
         if version in sent:
             sent[version] = replace(sent[version], clients=np.concatenate([sent[version].clients, clients]))
@@ -128,8 +104,8 @@ class Simulator:
             for earlier in sent.values():
                 earlier.parts.keep_at(self.in_flight)
             sent[version] = Sent(replace(message, payload={}, first=None), parts, clients)
-        self._budget = self._left()
-        if self._budget < 0:
+        self.chooser.memory = self._left()
+        if self.chooser.memory < 0:
             raise InputError(
                 f"The messages to clients in flight take more than the {self.memory:,} bytes that the simulator may"
                 " use; raise simulator.memory, or keep them elsewhere with simulator.in_flight."
@@ -151,7 +127,7 @@ class Simulator:
         groups = arrivals.by_round()
         counted = [self._sent[jobs.source][number].counted for number, jobs in groups]
         parts = self._parts(groups)
-        tallies = execute(self.algorithm, parts, self.privates, self._pool) if parts else []
+        tallies = execute(self.algorithm, parts, self.privates, self.chooser.pool) if parts else []
         for part in parts:
             self._count_work(part.plan, part.messages[0])
         done = [
@@ -181,11 +157,11 @@ class Simulator:
             ]
             for message, plan in zip(messages, plans, strict=True):
                 self._check_lookups(message, plan)
-            return [Part.alike(m, plan, self._how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
+            return [Part.alike(m, plan, self.chooser.how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
         which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
         rounds = np.array([number for number, _ in groups], np.int64)[which]
         whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
-        return [Part(messages, which, whole, self._how(messages[0], whole))]
+        return [Part(messages, which, whole, self.chooser.how(messages[0], whole))]
 
     def _check_lookups(self, message: Message, plan: Plan) -> None:
         new = self.algorithm.rows and plan.source not in self._checked
@@ -204,8 +180,8 @@ class Simulator:
                 continue
             plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
             if message.first or self.privates.keeps_something():
-                part = Part.alike(message, plan, self._how(message, plan))
-                self._keep(execute(self.algorithm, [part], self.privates, self._pool)[0][0], jobs.source)
+                part = Part.alike(message, plan, self.chooser.how(message, plan))
+                self._keep(execute(self.algorithm, [part], self.privates, self.chooser.pool)[0][0], jobs.source)
             self._count_work(plan, message)
 
     def end_round(self) -> None:
@@ -275,124 +251,7 @@ class Simulator:
             self._count_rows(picked.bytes_down, picked.bytes_of_ids)
 
     def _count_work(self, plan: Plan, message: Message) -> None:
-        def measure(examples: int) -> int:
-            batches: Batches = plan.client(0, self.algorithm.model.device).first(examples)
-            private = self.privates.get(plan.source, int(plan.clients[0]), message.first)
-            received = message
-            if self.algorithm.rows:
-                picked = rows.pick(self.algorithm.rows, message.payload, batches, [int(plan.clients[0])])
-                received, batches = picked.given(message), picked.batches
-            return count_flops(lambda: self.algorithm.client(received, private, batches))
-
-        steps, examples = int(plan.steps.sum()), int(plan.examples.sum())
-        self.ledger.count_clients(("clients", plan.source), measure, steps, examples)
-
-    def _how(self, message: Message, plan: Plan) -> Execution:
-        new = plan.source not in self._chosen
-        few = len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0))
-        if self.executor == "auto" and few:  # later cohorts may be larger, so nothing is chosen yet
-            loop = Execution("loop", 0, self.threads)
-            if new and plan.source not in self._alone:
-                self.say(f"Executor: {loop}; {len(plan)} of a cohort are too few to batch.")
-            self._alone.add(plan.source)
-            return loop
-        if plan.source not in self._chosen:
-            self._chosen[plan.source] = self._choose(message, plan)
-        how = self._chosen[plan.source]
-        if not how.chunk:
-            return how
-        why_not = self._vmap_cannot(plan)  # this cohort may be ragged where the first one was not
-        if why_not and self.executor == "vmap":
-            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
-        if why_not:
-            return Execution("loop", 0, self.threads)
-        return replace(how, chunk=self._chunk_size(plan, how.chunk))
-
-    def _choose(self, message: Message, plan: Plan) -> Execution:
-        loop = Execution("loop", 0, self.threads)
-        limits = {self._chunk_size(plan, limit): limit for limit in (self._chunk_limit(plan), WHOLE)}
-        vmaps = [Execution("vmap", limit, self.threads) for _, limit in sorted(limits.items(), reverse=True)]
-        why_not = self._vmap_cannot(plan)
-        if self.executor != "auto":
-            return vmaps[0] if self.executor == "vmap" else loop
-        if why_not:
-            self.say(f"Executor: {loop}; {why_not}.")
-            return loop
-        remembered = Remembered(self._signature(message, plan))
-        known = remembered.load()
-        # One unit after another, with all cores inside each operator, beats the pool where operators are large.
-        candidates = list(dict.fromkeys([loop, *vmaps, *(replace(how, threads=1) for how in (loop, *vmaps))]))
-        for how in candidates:
-            if known == str(how):
-                self.say(f"Executor: {how}, as timed earlier on this machine.")
-                return how
-        return self._timed(message, plan, candidates, remembered)
-
-    def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: Remembered) -> Execution:
-        """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
-        sized = {how: replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk)) for how in candidates}
-        few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
-        seconds: dict[Execution, float] = {}
-        for how in candidates:
-            try:
-                execute(
-                    self.algorithm, [Part.alike(message, few.first_clients(2), sized[how])], self.privates, self._pool
-                )
-            except InputError as error:
-                if how.name == "loop":
-                    raise
-                if any(tried.name == "vmap" for tried in candidates[: candidates.index(how)]):
-                    continue  # said before
-                self.say(f"Executor: vmap cannot run this model ({str(error.__cause__ or error).splitlines()[0]}).")
-                continue
-            took = []
-            for _ in range(3):
-                start = time.perf_counter()
-                execute(self.algorithm, [Part.alike(message, few, sized[how])], self.privates, self._pool)
-                took.append(time.perf_counter() - start)
-            seconds[how] = min(took)
-        best = min(seconds, key=lambda how: seconds[how])
-        timings = ", ".join(f"{1000 * s / len(few):.2f} ms by {how}" for how, s in seconds.items())
-        self.say(f"Executor: {best}; a client takes {timings}.")
-        remembered.save(str(best))
-        return best
-
-    def _chunk_size(self, plan: Plan, limit: int) -> int:
-        """A thread's share of the cohort, within the limit and the memory budget."""
-        share = -(-len(plan) // self.threads) if self._chunk is None else min(self._chunk, len(plan))
-        return int(max(1, min(share, limit, self._budget // (self._client_bytes(plan) * self.threads))))
-
-    def _chunk_limit(self, plan: Plan) -> int:
-        """As many clients as fit the cache."""
-        return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else WHOLE
-
-    def _client_bytes(self, plan: Plan) -> int:
-        model = self.algorithm.model
-        slots = rows.slots(self.algorithm.rows, plan)
-        sizes = [(min(s[0], slots.get(n, s[0])), *s[1:]) if s else s for n, s in model.shapes.items()]
-        weights = 4 * sum(int(np.prod(size)) for size in sizes)
-        return 3 * weights + 4 * plan.bytes_per_client() + 1
-
-    def _vmap_cannot(self, plan: Plan) -> str | None:
-        full = plan.rows.shape[2]
-        if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
-            return "BatchNorm would take the padding of ragged batches for examples"
-        return None
-
-    def _signature(self, message: Message, plan: Plan) -> str:
-        shapes = [(n, list(x.shape), str(x.dtype)) for n, x in tree.flatten(message.payload).items()]
-        fields = [(n, list(a.shape[1:])) for n, a in self.data[plan.source].arrays.items()]
-        work = [
-            self.algorithm.name,
-            list(self.algorithm.rows),
-            shapes,
-            fields,
-            list(plan.rows.shape),
-            self.threads,
-            self._chunk,
-            torch.__version__,
-        ]
-        return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()
+        self.ledger.count_clients(self.chooser.cost(plan, message), int(plan.steps.sum()), int(plan.examples.sum()))
 
 
 def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:

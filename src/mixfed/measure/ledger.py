@@ -10,11 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mixfed.tree import Params
-
 if TYPE_CHECKING:
     from mixfed.batches import Batches
-    from mixfed.local import LocalTrainer
 
 _PRODUCTS_WITH_VECTORS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.dot: lambda a, b, **_: 2 * a.numel(),
@@ -22,6 +19,23 @@ _PRODUCTS_WITH_VECTORS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.addmv: lambda onto, matrix, vector, **_: 2 * matrix.numel(),
 }
 """Two operations for each element, as of products of matrices; PyTorch's table has only those."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs: base + slope·examples FLOPs, in so many matrix products (and products with vectors)."""
+
+    base: int
+    slope: int
+    products: int
+
+    def flops(self, steps: int, examples: int) -> int:
+        """FLOPs of steps on so many examples all in all."""
+        return self.base * steps + self.slope * examples
+
+    def of_a_product(self, examples: float) -> float:
+        """FLOPs of the average product of a step on so many examples."""
+        return (self.base + self.slope * examples) / max(self.products, 1)
 
 
 @dataclass
@@ -42,7 +56,7 @@ class Ledger:
     server_flops: int = 0
     bytes_once: int = 0
     bytes_kept: int = 0
-    _costs: dict[Any, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _costs: dict[Any, Cost] = field(default_factory=dict, repr=False, compare=False)
 
     def totals(self) -> dict[str, int]:
         """The totals by name."""
@@ -53,41 +67,37 @@ class Ledger:
         for name, value in totals.items():
             setattr(self, name, int(value))
 
-    def cost(self, kind: Any, measure: Callable[[int], int]) -> tuple[int, int]:
-        """FLOPs of a step as base + slope·examples, from ``measure(examples)`` at two and three examples, once."""
+    def cost(self, kind: Any, measure: Callable[[int], tuple[int, int]]) -> Cost:
+        """What a step costs, from ``measure(examples)``, which gives FLOPs and products, at two and three, once."""
         if kind not in self._costs:
-            two, three = measure(2), measure(3)
-            self._costs[kind] = (3 * two - 2 * three, three - two)
+            (two, products), (three, _) = measure(2), measure(3)
+            self._costs[kind] = Cost(3 * two - 2 * three, three - two, products)
         return self._costs[kind]
 
-    def count_clients(self, kind: Any, measure: Callable[[int], int], steps: int, examples: int) -> None:
+    def count_clients(self, cost: Cost, steps: int, examples: int) -> None:
         """Adds the work of a cohort: its steps and examples at the measured cost of a step."""
-        base, slope = self.cost(kind, measure)
         self.client_examples += examples
-        self.client_flops += base * steps + slope * examples
+        self.client_flops += cost.flops(steps, examples)
 
-    def count_server(self, trainer: LocalTrainer, params: Params, batches: Batches) -> None:
-        """Adds central training on these batches."""
-        examples = int(batches.examples)
-        base, slope = self.cost(
-            ("server", trainer), lambda n: count_flops(lambda: trainer.train(params, batches.first(n)))
-        )
-        self.server_examples += examples
-        self.server_flops += base * int(batches.steps) + slope * examples
-
-    def count_at_server(self, kind: Any, measure: Callable[[int], int], batches: Batches) -> None:
-        """Adds central work of another kind than training, at the measured cost of a step."""
-        base, slope = self.cost(("server", kind), measure)
+    def count_at_server(self, kind: Any, measure: Callable[[int], tuple[int, int]], batches: Batches) -> Cost:
+        """Adds central work at the measured cost of a step of its kind, and gives this cost."""
+        cost = self.cost(("server", kind), measure)
         self.server_examples += int(batches.examples)
-        self.server_flops += base * int(batches.steps) + slope * int(batches.examples)
+        self.server_flops += cost.flops(int(batches.steps), int(batches.examples))
+        return cost
 
 
 def count_flops(function: Callable[[], Any]) -> int:
     """The floating-point operations of a call."""
+    return count_work(function)[0]
+
+
+def count_work(function: Callable[[], Any]) -> tuple[int, int]:
+    """The floating-point operations of a call, and how many products they are in."""
     counter = _Flops()  # type: ignore[no-untyped-call]
     with counter:
         function()
-    return counter.total
+    return counter.total, counter.products
 
 
 class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,6 +107,7 @@ class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     total: int = 0
+    products: int = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -107,4 +118,5 @@ class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _PRODUCTS_WITH_VECTORS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=out))
+            self.products += 1
         return out

@@ -1,0 +1,147 @@
+"""Work of small operators has one core; work of large ones has all of them, in threads or in each operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mixfed import cores
+from mixfed.algorithms.mixed import parallel
+from mixfed.backends.choice import Chooser
+from mixfed.batches import Batches, Batching
+from mixfed.core import Algorithm, Message, Private, Server, Upload
+from mixfed.errors import InputError
+from mixfed.local import LocalTrainer
+from mixfed.losses import cross_entropy
+from mixfed.model import Batch, Model
+from mixfed.models.networks import mlp
+from mixfed.optim import sgd
+from mixfed.tree import Params
+from tests.core.helpers import averaging, clients, train
+
+SMALL, WIDE = 4, 12_000
+"""Hidden units; a step of the wide one on 8 examples of 300 numbers has five products, of 23 MFLOP on average."""
+
+
+@pytest.fixture(autouse=True)
+def two_cores() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def of_width(width: int) -> Algorithm:
+    torch.manual_seed(0)
+    return averaging(Model(mlp(300, 2, (width,)), cross_entropy), batching=Batching(8, steps=2))
+
+
+def where(algorithm: Algorithm, executor: str, **options: object) -> set[tuple[str, int]]:
+    """The threads in which clients were trained, each with its cores in an operator."""
+    seen: set[tuple[str, int]] = set()
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        if len(batches.fields["x"]) == 2 or batches.vectorised:  # not the single step that is measured
+            seen.add((threading.current_thread().name, torch.get_num_threads()))
+        return algorithm.client(message, private, batches)
+
+    options = {"threads": None} | options
+    train(replace(algorithm, client=client), clients([8] * 4, (300,)), executor, rounds=1, **options)
+    return seen
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_small_work_is_done_right_here_by_one_core(executor: str) -> None:
+    assert where(of_width(SMALL), executor) == {("MainThread", 1)}
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_large_work_is_shared_by_threads(executor: str) -> None:
+    seen = where(of_width(WIDE), executor)
+    assert len(seen) == 2
+    assert all(name != "MainThread" and inside == 1 for name, inside in seen)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_threads_that_were_asked_for_are_taken(executor: str) -> None:
+    assert len(where(of_width(SMALL), executor, threads=2)) == 2
+    assert where(of_width(WIDE), executor, threads=1) == {("MainThread", 1)}
+
+
+def test_one_client_of_a_large_model_has_all_cores() -> None:
+    algorithm = of_width(WIDE)
+    seen: set[int] = set()
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        if len(batches.fields["x"]) == 2:
+            seen.add(torch.get_num_threads())
+        return algorithm.client(message, private, batches)
+
+    train(replace(algorithm, client=client), clients([8], (300,)), "loop", rounds=1, threads=None)
+    assert seen == {2}
+
+
+def test_auto_times_one_core_and_where_it_may_pay_all_in_an_operator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def tried(width: int) -> str:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        told: list[str] = []
+        where(of_width(width), "auto", say=told.append)
+        return told[0]
+
+    small, large = tried(SMALL), tried(WIDE)
+    for name in ("loop (one client at a time", "vmap (a chunk for every thread"):
+        assert f"{name}, 2 threads)" in small
+        assert f"{name}, 1 thread)" in small
+        assert f"{name}, 1 thread on 2 cores)" in large
+    assert "cores" not in small
+
+
+@pytest.mark.parametrize(("width", "expected"), [(SMALL, 1), (WIDE, 2)])
+def test_the_centre_has_the_cores_that_its_batches_are_worth(width: int, expected: int) -> None:
+    torch.manual_seed(0)
+    seen: list[int] = []
+    model = Model(mlp(300, 2, (width,)), cross_entropy)
+
+    def loss(params: Params, batch: Batch) -> torch.Tensor:
+        if len(batch["x"]) == 8:
+            seen.append(torch.get_num_threads())
+        return model.loss(params, batch)
+
+    centre = LocalTrainer(model, sgd(0.1), Batching(8, steps=2), loss=loss)
+    data = clients([8] * 2, (300,))
+    train(parallel(LocalTrainer(model, sgd(0.1), Batching(8, steps=1)), centre), data, rounds=1, central=data.pooled())
+    assert set(seen) == {expected}
+    assert torch.get_num_threads() == 2
+
+
+def test_cores_are_given_back_after_an_error() -> None:
+    model = Model(mlp(300, 2, (SMALL,)), cross_entropy)
+
+    def broken(params: Params, batch: Batch) -> torch.Tensor:
+        raise RuntimeError("no")
+
+    trainer = LocalTrainer(model, sgd(0.1), Batching(8, steps=1), loss=broken)
+    server = Server(0, 0, model, {"centre": clients([8], (300,)).pooled()})
+    with pytest.raises(InputError, match=r"^The centre cannot train on 'centre': no\.$"):
+        server.train(trainer, model.initial())
+    with pytest.raises(ValueError, match="x"), cores.in_operators(1):
+        raise ValueError("x")
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("product", "parameters", "expected"),
+    [(0, 0, 1), (9e6, 9e5, 1), (35e6, 0, 3), (0, 2.5e6, 2), (1e12, 0, 8), (0, 1e12, 8)],
+)
+def test_worth(product: float, parameters: float, expected: int) -> None:
+    assert cores.worth(product, parameters, 8) == expected
+
+
+def test_a_chooser_needs_an_executor_that_exists() -> None:
+    with pytest.raises(InputError, match="no executor 'fast'"):
+        Chooser("fast", None, None, 1, print)
