@@ -25,5 +25,5 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
 BASELINES = ("torch-loop", "torch-threads", "torch-vmap")
 """Hand-written code in one process: the best of these is what the ratios refer to."""
 
-ENVIRONMENT = {"mixfed": {"OMP_WAIT_POLICY": "passive"}}
+ENVIRONMENT = {"mixfed": {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}}
 """What a system sets before PyTorch is loaded: the command ``mixfed`` sets this itself."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
 import torch
 
 from mixfed import cores, rows, tree
-from mixfed.backends.executors import WHOLE, Execution, Part, Pool, execute
+from mixfed.backends.executors import REUSED, WHOLE, Execution, Part, Pool, execute
 from mixfed.backends.remembered import Remembered
 from mixfed.batches import Batches, Plan
 from mixfed.core import Algorithm, Message
@@ -195,20 +195,27 @@ class Chooser:
         return replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk, how.threads))
 
     def _chunk_size(self, plan: Plan, limit: int, threads: int) -> int:
-        """A thread's share of the cohort, within the limit and the memory budget."""
-        share = -(-len(plan) // threads) if self._chunk is None else min(self._chunk, len(plan))
-        return int(max(1, min(share, limit, self.memory // (self._client_bytes(plan) * threads))))
+        """As many clients as the limit and the memory allow, so that every thread has as many chunks, all alike."""
+        limit = min(limit, self.memory // (self._client_bytes(plan) * threads))
+        if self._chunk is not None:
+            return max(1, min(self._chunk, limit, len(plan)))
+        if self.algorithm.model.device.type == "cpu":
+            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan)), 1))
+        rounds = -(-len(plan) // (max(limit, 1) * threads))
+        return -(-len(plan) // (rounds * threads))
 
     def _chunk_limit(self, plan: Plan) -> int:
         """As many clients as fit the cache."""
         return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else WHOLE
 
     def _client_bytes(self, plan: Plan) -> int:
-        model = self.algorithm.model
+        return 3 * 4 * sum(self._leaf_sizes(plan)) + 4 * plan.bytes_per_client() + 1
+
+    def _leaf_sizes(self, plan: Plan) -> list[int]:
+        """How many numbers each leaf of a client's model has; a table that comes by rows, at most."""
         slots = rows.slots(self.algorithm.rows, plan)
-        sizes = [(min(s[0], slots.get(n, s[0])), *s[1:]) if s else s for n, s in model.shapes.items()]
-        weights = 4 * sum(int(np.prod(size)) for size in sizes)
-        return 3 * weights + 4 * plan.bytes_per_client() + 1
+        shapes = self.algorithm.model.shapes.items()
+        return [math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes]
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
         full = plan.rows.shape[2]

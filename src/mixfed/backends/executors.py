@@ -32,6 +32,10 @@ T = TypeVar("T")
 WHOLE = 1 << 30
 """No limit to a chunk but a thread's share of the cohort."""
 
+REUSED = 32 << 20
+"""Freed blocks of so many bytes or less are used again (glibc allows no more); larger ones come from the system anew,
+page by page."""
+
 
 @dataclass
 class Tally:
@@ -359,5 +363,5 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):
         return
     trim_threshold, mmap_threshold = -1, -3
-    mallopt(mmap_threshold, 32 << 20)
+    mallopt(mmap_threshold, REUSED)
     mallopt(trim_threshold, 512 << 20)
