@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from mixfed import cores, tree
+from mixfed import tree
 from mixfed.batches import Batches, Batching, Sample, plan_central
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
@@ -158,12 +158,10 @@ class Server:
 
     @contextmanager
     def _counted(self, kind: Any, what: Callable[[Batches], Any], batches: Batches, called: str) -> Iterator[None]:
-        """Counts the work of its kind on these batches, which is then done on as many cores as it is worth."""
+        """Counts the work of its kind on these batches, which is done while this is active."""
         with explained(f"The centre cannot {called}" + (f" on '{batches.source}'" if batches.source else "")):
-            cost = self.ledger.count_at_server(kind, lambda n: count_work(lambda: what(batches.first(n))), batches)
-            product = cost.of_a_product(float(batches.examples / batches.steps))
-            with cores.in_operators(cores.worth(product, self.model.numbers(), torch.get_num_threads())):
-                yield
+            self.ledger.count_at_server(kind, lambda n: count_work(lambda: what(batches.first(n))), batches)
+            yield
 
 
 def _asks_no_client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:

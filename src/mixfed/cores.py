@@ -1,8 +1,8 @@
-"""How many processor cores a piece of work is worth.
+"""How many processor cores the work of clients is worth.
 
 Both ways to use a second core cost something at every operator: Python threads hand the interpreter's lock to and fro,
-and PyTorch wakes its own threads and waits for them. That takes longer than a small operator, so cores are added where
-matrix products, or the steps of an optimizer, are large, and other work has a single core.
+and PyTorch wakes its own threads and waits for them. That takes as long as a small operator or longer, so cores are
+added where matrix products, or the steps of an optimizer, are large, and other work has a single core.
 """
 
 from __future__ import annotations

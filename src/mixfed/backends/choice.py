@@ -33,9 +33,9 @@ class Chooser:
     was asked) and keep the faster, but run a cohort of one client by loop. The choice is remembered on this machine (in
     the user's cache folder), because another executor rounds differently and a run is to be repeatable bit for bit.
 
-    How many ``threads``, if they are not given: of loop and vmap as many as the work is worth (see
-    :mod:`mixfed.cores`); auto times one and all. ``memory`` is what the clients at work may take, which may change
-    from cohort to cohort.
+    How many ``threads``, if they are not given, and how many cores in each operator, follows from what the work is
+    worth (see :mod:`mixfed.cores`); auto times one thread and all. ``memory`` is what the clients at work may take,
+    which may change from cohort to cohort.
     """
 
     def __init__(
@@ -136,10 +136,12 @@ class Chooser:
         return self._timed(message, plan, candidates, remembered)
 
     def _with_threads(self, name: str, chunk: int, message: Message, plan: Plan) -> Execution:
-        """An execution with as many threads as were asked for, or else as their work is worth."""
-        at_once = len(plan) if chunk else self.threads
-        threads = self.threads if self._given_threads else self._worth(message, plan, at_once)
-        return Execution(name, chunk, threads, threads)
+        """An execution with the threads that were given. Else a cohort under vmap is one thread's, with as many cores
+        in an operator as it is worth, and a loop has as many threads as a client in each is worth."""
+        if self._given_threads:
+            return Execution(name, chunk, self.threads, self.threads)
+        worth = self._worth(message, plan, len(plan) if chunk else self.threads)
+        return Execution(name, chunk, 1 if chunk else worth, worth)
 
     def _worth(self, message: Message, plan: Plan, clients: int) -> int:
         """How many cores the work of so many clients is worth. Of tables that came by rows next to nothing moves."""
@@ -148,18 +150,14 @@ class Chooser:
         return cores.worth(product * clients, moving * clients, self.threads)
 
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
-        """What is timed: loop and vmap in all threads, in one with a single core, and in one with all cores in each
-        operator where these are large."""
-        uses = [(self.threads, self.threads)]
-        if not self._given_threads:
-            uses.append((1, 1))
-        if self._worth(message, plan, len(plan)) > 1:
-            uses.append((1, self.threads))
-        found = [Execution("loop", 0, *use) for use in uses]
-        for use in uses:
-            limits = {self._chunk_size(plan, limit, use[0]): limit for limit in (self._chunk_limit(plan), WHOLE)}
-            found += [Execution("vmap", limit, *use) for _, limit in sorted(limits.items(), reverse=True)]
-        return list(dict.fromkeys(found))
+        """What is timed: loop and vmap in all threads, and, if no number of threads was given, in one."""
+        found = []
+        for threads in dict.fromkeys([self.threads, self.threads if self._given_threads else 1]):
+            limits = {self._chunk_size(plan, limit, threads): limit for limit in (self._chunk_limit(plan), WHOLE)}
+            for chunk in (0, *sorted(limits.values(), reverse=True)):
+                inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if chunk else 1)
+                found.append(Execution("vmap" if chunk else "loop", chunk, threads, inside))
+        return found
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: Remembered) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""

@@ -79,12 +79,11 @@ class Ledger:
         self.client_examples += examples
         self.client_flops += cost.flops(steps, examples)
 
-    def count_at_server(self, kind: Any, measure: Callable[[int], tuple[int, int]], batches: Batches) -> Cost:
-        """Adds central work at the measured cost of a step of its kind, and gives this cost."""
+    def count_at_server(self, kind: Any, measure: Callable[[int], tuple[int, int]], batches: Batches) -> None:
+        """Adds central work at the measured cost of a step of its kind."""
         cost = self.cost(("server", kind), measure)
         self.server_examples += int(batches.examples)
         self.server_flops += cost.flops(int(batches.steps), int(batches.examples))
-        return cost
 
 
 def count_flops(function: Callable[[], Any]) -> int:
