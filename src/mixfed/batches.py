@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -94,6 +95,12 @@ class Batches:
         """Empty batches: steps of a loss that is a function of the parameters alone."""
         zero = torch.zeros((), device=device)
         return cls("", {}, torch.zeros((), dtype=torch.int64, device=device), zero + steps, zero, (0,) * steps)
+
+    @cached_property
+    def padded(self) -> frozenset[str]:
+        """The fields that index tables and have ids below 0, which are padding; not under vmap."""
+        indexing = {name for names in self.tables.values() for name in names if name in self.fields}
+        return frozenset(name for name in indexing if bool((self.fields[name] < 0).any()))
 
     @property
     def length(self) -> int:

@@ -186,15 +186,16 @@ class _Watch(TorchFunctionMode):
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows with these ids; with many clients the first dimension of both says whose they are."""
-        flat, places = self._places(name, ids, is_given=self._is_given(name, ids) and not bool((ids < 0).any()))
+        field = self._field(name, ids)
+        flat, places = self._places(name, ids, checked=field is not None and field not in self.whose.padded)
         return self._leaf(_Lookup(flat, places, flat.index_select(0, places).view(*ids.shape, -1)))
 
     def bags(self, name: str, ids: Tensor) -> Tensor:
         """The sums of the rows with these ids over their last dimension, without padding."""
-        known = ids >= 0
-        padded = not bool(known.all())
-        flat, places = self._places(name, ids.clamp(min=0) if padded else ids, is_given=self._is_given(name, ids))
-        weights = known.to(flat.dtype).view(-1, ids.shape[-1]) if padded else None
+        field = self._field(name, ids)
+        padded = field in self.whose.padded if field is not None else bool((ids < 0).any())
+        flat, places = self._places(name, ids.clamp(min=0) if padded else ids, checked=field is not None)
+        weights = (ids >= 0).to(flat.dtype).view(-1, ids.shape[-1]) if padded else None
         summed = F.embedding_bag(places.view(-1, ids.shape[-1]), flat, mode="sum", per_sample_weights=weights)
         return self._leaf(_Lookup(flat, places, summed.view(*ids.shape[:-1], -1), weights))
 
@@ -202,16 +203,19 @@ class _Watch(TorchFunctionMode):
         self.found.append(one)
         return one.rows.requires_grad_()
 
-    def _is_given(self, name: str, ids: Tensor) -> bool:
-        """Whether the ids are those of a field that indexes the table, which were made to fit (but for padding)."""
-        fields = [self.whose.fields[n] for n in self.whose.tables.get(name, ()) if n in self.whose.fields]
-        return any(ids.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in fields)
+    def _field(self, name: str, ids: Tensor) -> str | None:
+        """The field that the ids are of, if it indexes the table, so that they were made to fit (but for padding)."""
+        for field in self.whose.tables.get(name, ()):
+            given = self.whose.fields.get(field)
+            if given is not None and given.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr():
+                return field
+        return None
 
-    def _places(self, name: str, ids: Tensor, *, is_given: bool) -> tuple[Tensor, Tensor]:
+    def _places(self, name: str, ids: Tensor, *, checked: bool) -> tuple[Tensor, Tensor]:
         """The clients' tables end to end, and the places of these ids in them."""
         table = self.tables[name]
         size = table.shape[int(self.many)]
-        if not is_given:
+        if not checked:
             _check(name, ids, self.own[name] if self.many else size)
         if self.many:
             ids = ids + torch.arange(0, len(ids) * size, size, device=ids.device).view(-1, *(1,) * (ids.ndim - 1))

@@ -30,8 +30,8 @@ class DualEncoder(nn.Module):
 
     def forward(self, seen: Tensor, following: Tensor) -> Tensor:
         """In training the score of the item that followed, [batch]; else the scores of all items, [batch, N]."""
-        count = (seen >= 0).sum(-1, keepdim=True).clamp(min=1)
-        left = F.relu(self.hidden(bag(seen, self.embedding.weight) / count))
+        known = (seen >= 0).to(self.embedding.weight.dtype)
+        left = F.relu(self.hidden(bag(seen, self.embedding.weight) / known.sum(-1, keepdim=True).clamp(min=1)))
         if self.training:
             return cosine(left, self.embedding(following))
         scores: Tensor = unit(left) @ unit(self.embedding.weight).T
