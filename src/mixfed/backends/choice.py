@@ -96,36 +96,31 @@ class Chooser:
 
     def how(self, message: Message, plan: Plan) -> Execution:
         """How to run this cohort."""
-        new = plan.source not in self._chosen
-        few = len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0))
-        if self.executor == "auto" and few:  # later cohorts may be larger, so nothing is chosen yet
-            loop = self._with_threads("loop", 0, message, plan)
+        why_not = self._vmap_cannot(plan)
+        if self.executor == "vmap" and why_not:
+            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
+        how = self._with_threads(self.executor, message, plan) if self.executor != "auto" else self._auto(message, plan)
+        if how.chunk and why_not:  # the first cohort, for which vmap was chosen, was not ragged
+            how = self._with_threads("loop", message, plan)
+        return self._sized(how, plan)
+
+    def _auto(self, message: Message, plan: Plan) -> Execution:
+        """What was chosen, or is now; few of a cohort run by loop, and as later ones may be more, nothing is chosen."""
+        new, loop = plan.source not in self._chosen, self._with_threads("loop", message, plan)
+        if len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0)):
             if new and plan.source not in self._alone:
                 self.say(f"Executor: {loop}; {len(plan)} of a cohort are too few to batch.")
             self._alone.add(plan.source)
             return loop
-        if plan.source not in self._chosen:
-            self._chosen[plan.source] = self._choose(message, plan)
-        how = self._chosen[plan.source]
-        if not how.chunk:
-            return how
-        why_not = self._vmap_cannot(plan)  # this cohort may be ragged where the first one was not
-        if why_not and self.executor == "vmap":
-            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
-        if why_not:
-            return self._with_threads("loop", 0, message, plan)
-        return self._sized(how, plan)
+        if new:
+            why_not = self._vmap_cannot(plan)
+            self._chosen[plan.source] = loop if why_not else self._fastest(message, plan)
+            if why_not:
+                self.say(f"Executor: {loop}; {why_not}.")
+        return self._chosen[plan.source]
 
-    def _choose(self, message: Message, plan: Plan) -> Execution:
-        loop = self._with_threads("loop", 0, message, plan)
-        why_not = self._vmap_cannot(plan)
-        if self.executor == "vmap":
-            return self._with_threads("vmap", WHOLE, message, plan)
-        if self.executor == "loop":
-            return loop
-        if why_not:
-            self.say(f"Executor: {loop}; {why_not}.")
-            return loop
+    def _fastest(self, message: Message, plan: Plan) -> Execution:
+        """The candidate that was the fastest on this machine before, or is now."""
         remembered = Remembered(self._signature(message, plan))
         known = remembered.load()
         candidates = self._candidates(message, plan)
@@ -133,11 +128,14 @@ class Chooser:
             if known == str(how):
                 self.say(f"Executor: {how}, as timed earlier on this machine.")
                 return how
-        return self._timed(message, plan, candidates, remembered)
+        best = self._timed(message, plan, candidates)
+        remembered.save(str(best))
+        return best
 
-    def _with_threads(self, name: str, chunk: int, message: Message, plan: Plan) -> Execution:
+    def _with_threads(self, name: str, message: Message, plan: Plan) -> Execution:
         """An execution with the threads that were given. Else a cohort under vmap is one thread's, with as many cores
         in an operator as it is worth, and a loop has as many threads as a client in each is worth."""
+        chunk = WHOLE if name == "vmap" else 0
         if self._given_threads:
             return Execution(name, chunk, self.threads, self.threads)
         worth = self._worth(message, plan, len(plan) if chunk else self.threads)
@@ -159,7 +157,7 @@ class Chooser:
                 found.append(Execution("vmap" if chunk else "loop", chunk, threads, inside))
         return found
 
-    def _timed(self, message: Message, plan: Plan, candidates: list[Execution], remembered: Remembered) -> Execution:
+    def _timed(self, message: Message, plan: Plan, candidates: list[Execution]) -> Execution:
         """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
         sized = {how: self._sized(how, plan) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
@@ -185,7 +183,6 @@ class Chooser:
         best = min(seconds, key=lambda how: seconds[how])
         timings = ", ".join(f"{1000 * s / len(few):.2f} ms by {how}" for how, s in seconds.items())
         self.say(f"Executor: {best}; a client takes {timings}.")
-        remembered.save(str(best))
         return best
 
     def _sized(self, how: Execution, plan: Plan) -> Execution:
@@ -198,7 +195,7 @@ class Chooser:
         if self._chunk is not None:
             return max(1, min(self._chunk, limit, len(plan)))
         if self.algorithm.model.device.type == "cpu":
-            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan)), 1))
+            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan), default=0), 1))
         rounds = -(-len(plan) // (max(limit, 1) * threads))
         return -(-len(plan) // (rounds * threads))
 
