@@ -246,11 +246,10 @@ def plan_cohort(
     together (Augenstein et al., 2021, Algorithm 3).
     """
     versions = np.broadcast_to(version, clients.shape)
-    keys = np.empty_like(clients)
-    for one in np.unique(versions).tolist():
-        these = versions == one
-        bits = rng.bits(rng.key(seed, "batches", one) ^ rng.key(0, source), clients[these])
-        keys[these] = (bits >> np.uint64(1)).astype(np.int64)
+    each, which = np.unique(versions, return_inverse=True)
+    of_source = rng.key(0, source)
+    of_round = np.array([rng.key(seed, "batches", one) ^ of_source for one in each.tolist()], np.int64)[which]
+    keys = (rng.bits(of_round, clients) >> np.uint64(1)).astype(np.int64)
     first, own = data.offsets[clients], data.sizes(clients)
     if (own == 0).any():
         raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")

@@ -56,7 +56,8 @@ def combine(trees: list[Params], coefficients: list[float]) -> Params:
     """Σ cₘ·treeₘ."""
     total = scale(trees[0], coefficients[0])
     for tree, c in zip(trees[1:], coefficients[1:], strict=True):
-        total = add(total, tree, c)
+        for name in total.keys() & tree.keys():
+            total[name].add_(tree[name], alpha=c)
     return total
 
 

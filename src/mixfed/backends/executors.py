@@ -39,10 +39,12 @@ page by page."""
 
 @dataclass
 class Tally:
-    """The weighted sum of uploads so far (and the uploads themselves where an algorithm wants each)."""
+    """The weighted sum of uploads so far, which is factor·total (and the uploads themselves where an algorithm wants
+    each). So a lone client's update, or that of a single chunk, is its own mean."""
 
     each: bool
     total: dict[str, Params] | None = None
+    factor: float = 1.0
     weight: float = 0.0
     uploads: list[tuple[int, Upload]] = field(default_factory=list)
     private: list[tuple[list[int], Private]] = field(default_factory=list)
@@ -94,14 +96,20 @@ class Tally:
                     wide = _wide(x)
                     leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
             self._add_rows(picked.ids, weights, tables)
-        sums = {k: {n: _weighted_sum(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
-        self.add_sum(clients, float(upload.weight.sum()), sums)
+        mean = {k: {n: _weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
+        self.add_mean(clients, float(upload.weight.sum()), mean)
 
-    def add_sum(self, clients: Sequence[int], weight: float, sums: dict[str, Params]) -> None:
-        """Takes the weighted sum of the uploads of these clients."""
+    def add_mean(self, clients: Sequence[int], weight: float, mean: dict[str, Params]) -> None:
+        """Takes the weighted mean of the uploads of these clients, and the sum of their weights."""
         self.used.extend(clients)
         self.weight += weight
-        self._accumulate(sums)
+        self._accumulate(mean, weight)
+
+    def mean(self) -> dict[str, Params]:
+        """The weighted mean of all uploads, without tables that came by rows."""
+        if self.factor == self.weight:
+            return dict(self.total or {})
+        return {k: tree.scale(v, self.factor / self.weight) for k, v in (self.total or {}).items()}
 
     def merge(self, other: Tally) -> None:
         """Adds what another worker has gathered."""
@@ -117,16 +125,18 @@ class Tally:
             self.row_sum = self.row_sum or RowSum()
             self.row_sum.merge(other.row_sum)
         if other.total is not None:
-            self._accumulate(other.total)
+            self._accumulate(other.total, other.factor)
 
     def _add_rows(self, ids: dict[str, Tensor], weights: dict[str, Tensor], values: dict[str, Params]) -> None:
         self.row_sum = self.row_sum or RowSum()
         self.row_sum.add(ids, weights, values)
 
-    def _accumulate(self, values: dict[str, Params], weight: float = 1.0) -> None:
+    def _accumulate(self, values: dict[str, Params], weight: float) -> None:
         if self.total is None:
-            self.total = {k: tree.scale(v, weight) for k, v in values.items()} if weight != 1.0 else values
+            self.total, self.factor = values, weight
             return
+        if self.factor != 1.0:
+            self.total, self.factor = {k: tree.scale(v, self.factor) for k, v in self.total.items()}, 1.0
         for name, leaves in values.items():
             for leaf, x in leaves.items():
                 self.total[name][leaf].add_(x, alpha=weight)
@@ -297,7 +307,7 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
 def _add_groups(
     tally_of: TallyOf, which: NDArray[np.int64], clients: list[int], upload: Upload, private: Private, travelling: int
 ) -> None:
-    """Adds a chunk whose clients were sent different messages; the sums of all messages are one product a leaf."""
+    """Adds a chunk whose clients were sent different messages; the means of all messages are one product a leaf."""
     numbers, owner = np.unique(which, return_inverse=True)
     members = [np.flatnonzero(owner == place) for place in range(len(numbers))]
     tallies = [tally_of(int(number)) for number in numbers]
@@ -310,10 +320,10 @@ def _add_groups(
         return
     weights = torch.zeros(len(numbers), len(clients), dtype=upload.weight.dtype, device=upload.weight.device)
     weights[torch.from_numpy(owner), torch.arange(len(clients))] = upload.weight
-    sums = {k: {n: _weighted_sum(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
-    for place, (tally, own) in enumerate(zip(tallies, members, strict=True)):
+    means = {k: {n: _weighted_mean(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
+    for place, (tally, own, weight) in enumerate(zip(tallies, members, weights.sum(1).tolist(), strict=True)):
         theirs = slice(int(own[0]), int(own[-1]) + 1)
-        tally.add_sum([clients[i] for i in own], float(weights[place].sum()), _index(sums, place))
+        tally.add_mean([clients[i] for i in own], weight, _index(means, place))
         tally.private.append((clients[theirs], _index(private, theirs)))
 
 
@@ -322,10 +332,12 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
+def _weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
+    """The mean of x over its first dimension, or one for each row of weights."""
     x = _wide(x)
-    total: Tensor = torch.tensordot(weights.to(x.dtype), x, 1)
-    return total
+    weights = weights.to(x.dtype)
+    mean: Tensor = torch.tensordot(weights / weights.sum(-1, keepdim=True), x, 1)
+    return mean
 
 
 def _finite(values: tree.Tree, batched: bool = False) -> Tensor:

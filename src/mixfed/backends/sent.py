@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,11 @@ class Parts:
 
     def tree(self) -> dict[str, Any]:
         return {"payload": self.payload, "first": self.first}
+
+    @cached_property
+    def nbytes(self) -> int:
+        """What they weigh, wherever they are."""
+        return tree.nbytes(self.tree())
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,8 @@ class Simulator:
         """The message of jobs that are in flight no longer; it is let go with the last of them."""
         sent = self._sent[jobs.source]
         message = sent[number].whole(self.algorithm.model.device)
-        left = np.setdiff1d(sent[number].clients, jobs.clients)
-        if len(left):
+        if len(jobs.clients) < len(sent[number].clients):
+            left = np.setdiff1d(sent[number].clients, jobs.clients, assume_unique=True)
             sent[number] = replace(sent[number], clients=left)
         else:
             del sent[number]
@@ -213,7 +213,7 @@ class Simulator:
         for by_round in self._sent.values():
             last = by_round[max(by_round)].parts if by_round else None
             earlier = {id(sent.parts): sent.parts for sent in by_round.values() if sent.parts is not last}
-            left -= sum(tree.nbytes(parts.tree()) for parts in earlier.values())
+            left -= sum(parts.nbytes for parts in earlier.values())
         return left
 
     def _plan(
@@ -262,7 +262,7 @@ def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:
         ]
     if not tally.used:
         return []
-    total = {k: tree.scale(v, 1.0 / tally.weight) for k, v in (tally.total or {}).items()}
+    total = tally.mean()
     ids: dict[str, torch.Tensor] = {}
     touched: dict[str, torch.Tensor] = {}
     if tally.row_sum is not None:
