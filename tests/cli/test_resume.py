@@ -10,7 +10,7 @@ import pytest
 
 from .tools import WAIT, here, lines, mixfed, refused, start, wait_for
 
-ROUNDS = 60
+ROUNDS = 90
 RUN = [
     "run", "digits", "--rounds", str(ROUNDS), "--set", "evaluate.every=1", "--set", "evaluate.sets=['all']",
     "--set", "checkpoint.every=7", "--set", "cohort=4", "--set", "client.momentum=0.5",
@@ -28,9 +28,11 @@ def same(one: Path, other: Path) -> None:
 
 
 def stop_at(moment: int, sent: signal.Signals, command: list[str | Path], folder: Path) -> str:
-    """Starts or resumes the run, sends it a signal once it has reported ``moment`` rounds; what it then said."""
+    """Starts or resumes the run, sends it a signal once ``moment`` rounds, and one of its own, have been reported; what
+    it then said."""
+    before = lines(folder)
     process = start(*command, *(["--resume"] if folder.exists() else []))
-    wait_for(lambda: lines(folder) >= moment, process)
+    wait_for(lambda: lines(folder) >= max(moment, before + 1), process)
     process.send_signal(sent)
     _, told = process.communicate(timeout=WAIT)
     assert process.returncode == (-9 if sent is signal.SIGKILL else 128 + sent), told
