@@ -18,8 +18,9 @@ from statistics import median
 
 import numpy as np
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line has them; read when PyTorch is loaded
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+from mixfed.cli import ENVIRONMENT
+
+os.environ |= ENVIRONMENT | os.environ  # as the command line has them; read when PyTorch is loaded
 
 import torch
 

@@ -11,6 +11,8 @@ process of its own that is bound to ``cores`` cores, may start threads and proce
 imports its package when the module is imported or in ``run``, so that a missing one becomes a row that says so.
 """
 
+from mixfed import cli
+
 SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "torch-loop": ("torch_loop", {}),
     "torch-threads": ("torch_threads", {}),
@@ -25,5 +27,5 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
 BASELINES = ("torch-loop", "torch-threads", "torch-vmap")
 """Hand-written code in one process: the best of these is what the ratios refer to."""
 
-ENVIRONMENT = {"mixfed": {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}}
+ENVIRONMENT = {"mixfed": cli.ENVIRONMENT}
 """What a system sets before PyTorch is loaded: the command ``mixfed`` sets this itself."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -223,7 +224,7 @@ def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore,
 
     found: dict[tuple[int, int], Tally] = {}
     alone = max(part.how.cores for part in parts)
-    for tallies in pool.run([lambda w=w: work(w) for w in range(workers)], alone):  # type: ignore[misc]
+    for tallies in pool.run([partial(work, worker) for worker in range(workers)], alone):
         for place, tally in tallies.items():
             if place in found:
                 found[place].merge(tally)

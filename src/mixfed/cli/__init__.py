@@ -219,6 +219,10 @@ def data_command(
         holdings.show(common.Given(recipe, settings or [], seed=seed, data=data), plot)
 
 
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
+"""What the command sets, unless it is set already, before PyTorch is loaded."""
+
+
 def main() -> None:
     """The entry point of the command ``mixfed``.
 
@@ -226,6 +230,6 @@ def main() -> None:
     the other cores away from the clients, and from everyone else. They do spin for some microseconds, which is how
     soon the next operator comes; to be woken for each takes longer than most operators.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     app()

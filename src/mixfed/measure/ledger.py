@@ -86,11 +86,6 @@ class Ledger:
         self.server_flops += cost.flops(int(batches.steps), int(batches.examples))
 
 
-def count_flops(function: Callable[[], Any]) -> int:
-    """The floating-point operations of a call."""
-    return count_work(function)[0]
-
-
 def count_work(function: Callable[[], Any]) -> tuple[int, int]:
     """The floating-point operations of a call, and how many products they are in."""
     counter = _Flops()  # type: ignore[no-untyped-call]
