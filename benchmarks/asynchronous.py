@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 import mixfed as mf
-from mixfed.algorithms.feddle import searched
-from mixfed.algorithms.guidance import Merged
-from mixfed.atlas import Atlas
-from mixfed.core import Server
+from mixfed.algorithms.feddle.atlas import Atlas
+from mixfed.algorithms.feddle.guidance import Merged
+from mixfed.algorithms.feddle.search import searched
+from mixfed.core.algorithm import Server
 from mixfed.models import MODELS
 
 CLIENTS, COHORT, ATLAS, STEPS, BATCH = 500, 10, 20, 20, 50

@@ -13,20 +13,20 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from mixfed import optim
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.loop import run
+from mixfed.core.model import Loss, Model
+from mixfed.core.recommend import ClosedForm, hinge, spreadout_of
+from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data import FederatedData, load_source
 from mixfed.data.partition import by_key
-from mixfed.local import LocalTrainer, weighted
-from mixfed.model import Loss, Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.recommend import ClosedForm, hinge, spreadout_of
-from mixfed.run import run
+from mixfed.transforms.rows.exchange import exchange_rows
 
 STEPS, BATCH = 10, 16
 METHODS = {"parallel": parallel, "gradient_1way": gradient_1way, "gradient_2way": gradient_2way}

@@ -24,20 +24,20 @@ os.environ |= ENVIRONMENT | os.environ  # as the command line has them; read whe
 
 import torch
 
-from mixfed import optim
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.core import Server
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim
+from mixfed.core.algorithm import Server
+from mixfed.core.batches import Batching
+from mixfed.core.ledger import Ledger
+from mixfed.core.model import Model
+from mixfed.core.private import PrivateStore
+from mixfed.core.recommend import hinge
+from mixfed.core.schedule import sample_cohort
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.local import LocalTrainer
-from mixfed.measure.ledger import Ledger
-from mixfed.model import Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.private import PrivateStore
-from mixfed.recommend import hinge
-from mixfed.schedule import sample_cohort
+from mixfed.transforms.rows.exchange import exchange_rows
 
 CLIENTS, COHORT, EXAMPLES, HISTORY, WIDTH = 300, 100, 160, 10, 32
 

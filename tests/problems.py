@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mixfed.batches import Batching
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer, sgd
+from mixfed.core.train import LocalTrainer
+from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Batch, Model
-from mixfed.optim import Optimizer, sgd
 
 
 class Point(nn.Module):

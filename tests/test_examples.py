@@ -34,14 +34,14 @@ def test_public_names() -> None:
 
 def test_the_function_run_is_not_hidden_by_its_module() -> None:
     from mixfed import run
-    from mixfed.run import run as same
+    from mixfed.core.loop import run as same
 
     assert run is same
     assert mixfed.run is same
 
 
 def test_the_readme_shows_that_example_and_every_method() -> None:
-    from mixfed.algorithms import ALGORITHMS
+    from mixfed.algorithms.registry import ALGORITHMS
 
     readme = (ROOT / "README.md").read_text()
     example = (ROOT / "examples" / "bring_your_own.py").read_text()
@@ -51,7 +51,7 @@ def test_the_readme_shows_that_example_and_every_method() -> None:
 
 
 def test_the_recipe_in_the_docs_is_one() -> None:
-    from mixfed import toml
+    from mixfed.experiments import toml
 
     text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
     recipe = toml.resolve(tomllib.loads(text))

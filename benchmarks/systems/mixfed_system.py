@@ -11,10 +11,10 @@ from clock import Clock
 from workloads import Workload
 
 import mixfed as mf
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.batches import Batching
-from mixfed.measure.ledger import Ledger
-from mixfed.private import PrivateStore
+from mixfed.core.batches import Batching
+from mixfed.core.ledger import Ledger
+from mixfed.core.private import PrivateStore
+from mixfed.transforms.rows.exchange import exchange_rows
 
 
 def run(workload: Workload, clock: Clock, cores: int) -> None:

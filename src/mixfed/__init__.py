@@ -11,55 +11,62 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mixfed.algorithms import ALGORITHMS, Setup
     from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
     from mixfed.algorithms.baselines import center, local_only, transfer
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-    from mixfed.algorithms.feddle import Search, feddle
+    from mixfed.algorithms.feddle.search import Search, feddle
     from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
     from mixfed.algorithms.local_global import local_global
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.algorithms.mtl import mtl
-    from mixfed.backends.simulator import Simulator
-    from mixfed.batches import Batching
-    from mixfed.checkpoint import Checkpoints, save_params
-    from mixfed.core import Algorithm, Message, Reply, Server, Upload
+    from mixfed.algorithms.registry import ALGORITHMS, Setup
+    from mixfed.backends.simulator.engine import Simulator
+    from mixfed.core.algorithm import Algorithm, Message, Reply, Server, Upload
+    from mixfed.core.batches import Batching
+    from mixfed.core.checkpoint import Checkpoints, save_params
+    from mixfed.core.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace
+    from mixfed.core.loop import Record, Result, run
+    from mixfed.core.losses import binary_cross_entropy, cross_entropy, squared_error
+    from mixfed.core.model import Model
+    from mixfed.core.optim import Optimizer, adagrad, adam, sgd, yogi
+    from mixfed.core.schedule import Schedule
+    from mixfed.core.train import LocalTrainer
     from mixfed.data import CentralData, FederatedData, load_source, spread
-    from mixfed.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace
     from mixfed.errors import InputError, RunStopped
-    from mixfed.local import LocalTrainer
-    from mixfed.losses import binary_cross_entropy, cross_entropy, squared_error
-    from mixfed.measure.metrics import evaluator
-    from mixfed.model import Model
-    from mixfed.optim import Optimizer, adagrad, adam, sgd, yogi
-    from mixfed.run import Record, Result, run
-    from mixfed.schedule import Schedule
+    from mixfed.evaluate.metrics import evaluator
 
 _HOMES = {
-    "algorithms": ["ALGORITHMS", "Setup"],
+    "algorithms.registry": ["ALGORITHMS", "Setup"],
     "algorithms.asynchronous": ["ca2fl", "fedasync", "fedbuff"],
     "algorithms.baselines": ["center", "local_only", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
-    "algorithms.feddle": ["Search", "feddle"],
+    "algorithms.feddle.search": ["Search", "feddle"],
     "algorithms.hybrid": ["fed_ft", "feddf", "hfcl"],
     "algorithms.local_global": ["local_global"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
     "algorithms.mtl": ["mtl"],
-    "backends.simulator": ["Simulator"],
-    "batches": ["Batching"],
-    "checkpoint": ["Checkpoints", "save_params"],
-    "core": ["Algorithm", "Message", "Reply", "Server", "Upload"],
+    "backends.simulator.engine": ["Simulator"],
+    "core.batches": ["Batching"],
+    "core.checkpoint": ["Checkpoints", "save_params"],
+    "core.algorithm": ["Algorithm", "Message", "Reply", "Server", "Upload"],
     "data": ["CentralData", "FederatedData", "load_source", "spread"],
-    "delays": ["Dropouts", "HalfNormal", "LogNormal", "Scripted", "SpeedClasses", "Trace"],
+    "core.delays": ["Dropouts", "HalfNormal", "LogNormal", "Scripted", "SpeedClasses", "Trace"],
     "errors": ["InputError", "RunStopped"],
-    "local": ["LocalTrainer"],
-    "losses": ["binary_cross_entropy", "cross_entropy", "squared_error"],
-    "measure.metrics": ["evaluator"],
-    "model": ["Model"],
-    "optim": ["Optimizer", "adagrad", "adam", "sgd", "yogi"],
-    "run": ["Record", "Result", "run"],
-    "schedule": ["Schedule"],
+    "core.train": ["LocalTrainer"],
+    "core.losses": ["binary_cross_entropy", "cross_entropy", "squared_error"],
+    "evaluate.metrics": ["evaluator"],
+    "core.model": ["Model"],
+    "core.optim": ["Optimizer", "adagrad", "adam", "sgd", "yogi"],
+    "core.loop": ["Record", "Result", "run"],
+    "core.schedule": ["Schedule"],
 }
+_MODULES = {
+    "lookups": "models.bags",
+    "recommend": "core.recommend",
+    "trackers": "experiments.trackers",
+    "tree": "core.tree",
+}
+"""Modules that users call by a shorter name."""
 _HOME = {name: f"mixfed.{home}" for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
@@ -85,6 +92,8 @@ class _Package(ModuleType):
     """Functions that share the name of their module (``run``) win: Python would otherwise put the module here."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"mixfed.{_MODULES[name]}")
         if name not in _HOME:
             raise AttributeError(f"module 'mixfed' has no attribute '{name}'")
         value = getattr(import_module(_HOME[name]), name)

@@ -15,14 +15,14 @@ import torch
 from mixfed.algorithms.asynchronous import ca2fl, discount, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Population, parallel
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.delays import Dropouts, HalfNormal, Scripted, none
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.batches import Batching
+from mixfed.core.delays import Dropouts, HalfNormal, Scripted, none
+from mixfed.core.loop import Result, run
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.errors import InputError, RunStopped
-from mixfed.local import LocalTrainer
-from mixfed.optim import sgd
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
 from tests.problems import blobs, point, small_mlp, targets, trainer
 
 

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mixfed import rng, tree
+from mixfed import rng
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import gradient_1way
-from mixfed.backends.simulator import Simulator
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import tree
+from mixfed.core.loop import run
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.run import run
 from mixfed.transforms import compress, quantize, top_k
 from tests.problems import point, trainer
 

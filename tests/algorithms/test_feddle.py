@@ -11,28 +11,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed.algorithms import ALGORITHMS, Setup
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only
-from mixfed.algorithms.fallbacks import like_fedavg, like_fedbuff
 from mixfed.algorithms.fedavg import fedadam, fedavg
-from mixfed.algorithms.feddle import Search, feddle, searched
-from mixfed.algorithms.guidance import Guide, Head, Merged, head_of, surrogate
-from mixfed.atlas import BLOCK, Atlas, flat, unflat
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm, Reply, Server
+from mixfed.algorithms.feddle.atlas import BLOCK, Atlas, flat, unflat
+from mixfed.algorithms.feddle.fallbacks import like_fedavg, like_fedbuff
+from mixfed.algorithms.feddle.guidance import Guide, Head, Merged, head_of, surrogate
+from mixfed.algorithms.feddle.search import Search, feddle, searched
+from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm, Reply, Server
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import HalfNormal
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import adam, sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData
-from mixfed.delays import HalfNormal
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.measure.metrics import evaluator
-from mixfed.model import Model
-from mixfed.optim import adam, sgd
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
+from mixfed.evaluate.metrics import evaluator
 from tests.problems import blobs, central, point, small_mlp, targets
 
 

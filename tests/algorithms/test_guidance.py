@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch import nn
 
-from mixfed import tree
-from mixfed.algorithms.feddle import Search, feddle
-from mixfed.algorithms.guidance import Guide, Head, Merged
+from mixfed.algorithms.feddle.atlas import Atlas, flat, unflat
+from mixfed.algorithms.feddle.guidance import Guide, Head, Merged
+from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import feddf
-from mixfed.atlas import Atlas, flat, unflat
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching, gather
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Server
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import tree
+from mixfed.core.algorithm import Server
+from mixfed.core.batches import Batching, gather
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import HalfNormal
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.delays import HalfNormal
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.measure.metrics import evaluator
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
+from mixfed.evaluate.metrics import evaluator
 from tests.peak import Peak
 from tests.problems import blobs, small_mlp
 

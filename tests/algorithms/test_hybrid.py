@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.core import Reply, Server, State
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Reply, Server, State
+from mixfed.core.batches import Batching
+from mixfed.core.delays import Scripted
+from mixfed.core.loop import run
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData
-from mixfed.delays import Scripted
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.optim import sgd
-from mixfed.run import run
-from mixfed.schedule import Schedule
 from tests.problems import blobs, central, point, small_mlp, targets, trainer
 
 CLIENTS = targets([[4.0]], [[8.0]])
@@ -101,8 +101,8 @@ def test_feddf_is_distillation_of_the_mean_logits_into_the_mean_model(domain: st
     )
 
     models = []
-    from mixfed.batches import plan_cohort
-    from mixfed.schedule import sample_cohort
+    from mixfed.core.batches import plan_cohort
+    from mixfed.core.schedule import sample_cohort
 
     chosen = sample_cohort(1, 0, "clients", len(federated), 3)
     plan = plan_cohort("clients", federated, chosen, local.batching, 1, 0)

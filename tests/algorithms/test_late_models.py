@@ -12,22 +12,22 @@ from torch import nn
 
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedadam
-from mixfed.algorithms.feddle import Search, feddle
-from mixfed.algorithms.guidance import Head
+from mixfed.algorithms.feddle.guidance import Head
+from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm
-from mixfed.delays import HalfNormal
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.measure.metrics import evaluator
-from mixfed.model import Model
-from mixfed.optim import adam, sgd
-from mixfed.private import PrivateStore
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import HalfNormal
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import adam, sgd
+from mixfed.core.private import PrivateStore
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
+from mixfed.evaluate.metrics import evaluator
 from tests.core.helpers import clients
 
 DATA, CENTRAL = clients([8] * 10), clients([24], seed=1).pooled()

@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed import optim
 from mixfed.algorithms.baselines import center
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
+from mixfed.core import optim
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.loop import run
+from mixfed.core.model import Model
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.model import Batch, Model
-from mixfed.run import run
-from mixfed.tree import Params
 from tests.problems import blobs, point, small_mlp, trainer
 
 FEDERATED, CENTRAL, _ = blobs()

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mixfed.algorithms import Setup
+from mixfed.algorithms.registry import Setup
+from mixfed.core.optim import sgd
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.measure.advice import advise, as_json
-from mixfed.measure.dissimilarity import Dissimilarity, measure_dissimilarity
-from mixfed.optim import sgd
+from mixfed.evaluate.probe.advice import advise, as_json
+from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
 from tests.problems import point, trainer
 
 

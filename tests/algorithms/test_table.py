@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixfed import optim
-from mixfed.algorithms import ALGORITHMS, Setup
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedprox
-from mixfed.algorithms.feddle import Search, feddle
+from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm
-from mixfed.delays import Dropouts, HalfNormal
-from mixfed.local import LocalTrainer
-from mixfed.measure.metrics import evaluator
-from mixfed.model import Model
-from mixfed.private import PrivateStore
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
+from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import Dropouts, HalfNormal
+from mixfed.core.loop import Result, run
+from mixfed.core.model import Model
+from mixfed.core.private import PrivateStore
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
+from mixfed.evaluate.metrics import evaluator
 from mixfed.transforms import compress, quantize, top_k
-from mixfed.tree import Params
+from mixfed.transforms.rows.exchange import exchange_rows
 from tests.problems import blobs, small_mlp, small_table
 
 FEDERATED, CENTRAL, TEST = blobs()

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import studies, toml
-from mixfed.algorithms import ALGORITHMS
+from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.cli.common import Given
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build
-from mixfed.recipes import packaged
+from mixfed.experiments import study as studies
+from mixfed.experiments import toml
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.recipes import packaged
 
 
 @pytest.mark.parametrize("name", packaged())

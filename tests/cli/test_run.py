@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from mixfed import toml
+from mixfed.experiments import toml
 
 from .tools import TINY, environment, here, last_json, mixfed, refused
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import toml
+from mixfed.core.delays import Dropouts, HalfNormal, SpeedClasses, none
+from mixfed.core.schedule import Joining
 from mixfed.data.images import images_like
-from mixfed.dealing import build_scenario
-from mixfed.delays import Dropouts, HalfNormal, SpeedClasses, none
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_schedule
-from mixfed.folder import RunFolder, run_in_folder
-from mixfed.recipe import Recipe
-from mixfed.schedule import Joining
+from mixfed.experiments import toml
+from mixfed.experiments.build import build, build_schedule
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder, run_in_folder
+from mixfed.experiments.recipe import Recipe
 
 
 def digits(*settings: str) -> Recipe:

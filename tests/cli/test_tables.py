@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mixfed import toml
-from mixfed.report.tables import COSTS, comparison_tables
+from mixfed.experiments import toml
+from mixfed.experiments.report.tables import COSTS, comparison_tables
 
 METRICS = ["loss", "accuracy", "auc", "accuracy_clients", "loss_local"]
 

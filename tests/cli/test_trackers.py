@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mixfed import toml
 from mixfed.errors import InputError
-from mixfed.folder import RunFolder
-from mixfed.trackers import TRACKERS
+from mixfed.experiments import toml
+from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.trackers import TRACKERS
 
 from .tools import TINY, WAIT, here, lines, start, wait_for
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import toml, tuning
 from mixfed.cli.common import Given
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.folder import RunFolder
-from mixfed.tuning import Trial
+from mixfed.experiments import toml
+from mixfed.experiments import tune as tuning
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.tune import Trial
 
 from .tools import TINY, here, refused
 

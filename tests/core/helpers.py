@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.loop import Result, run
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer, sgd
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from mixfed.data.store import FederatedData
-from mixfed.local import LocalTrainer
-from mixfed.model import Model
-from mixfed.optim import Optimizer, sgd
-from mixfed.run import Result, run
-from mixfed.tree import Params
 
 SIMULATOR = ("threads", "chunk", "memory", "say")
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixfed.batches import Batches, Batching, Plan, plan_central, plan_cohort
+from mixfed.core.batches import Batches, Batching, Plan, plan_central, plan_cohort
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 

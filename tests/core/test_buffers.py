@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.algorithms.fedavg import fedadam
-from mixfed.batches import Batching
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import sample_cohort
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.schedule import sample_cohort
-from mixfed.tree import Params
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
 SIZES = [4, 8, 12]  # whole batches of four, so that BatchNorm can also run under vmap; one, two and three steps

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mixfed import tree
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedadam
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints, write_atomically
-from mixfed.core import Algorithm
+from mixfed.core import tree
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints, write_atomically
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import adam
+from mixfed.core.train import LocalTrainer
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
-from mixfed.optim import adam
 from tests.core.helpers import assert_equal, clients, train
 
 NESTED = {

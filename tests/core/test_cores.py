@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixfed import cores
-from mixfed.backends.choice import Chooser
-from mixfed.batches import Batches, Batching
-from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.backends.simulator import cores
+from mixfed.backends.simulator.choice import Chooser
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
 from mixfed.errors import InputError
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
 from mixfed.models.networks import mlp
 from tests.core.helpers import averaging, clients, train
 

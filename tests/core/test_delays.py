@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace, none
+from mixfed.core.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace, none
+from mixfed.core.jobs import InFlight
+from mixfed.core.schedule import Schedule, sample_cohort
 from mixfed.errors import InputError
-from mixfed.flight import InFlight
-from mixfed.schedule import Schedule, sample_cohort
 
 MANY = np.arange(20_000)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfed.distinct import distinct
+from mixfed.transforms.rows.distinct import distinct
 
 
 def check(keys: torch.Tensor) -> None:

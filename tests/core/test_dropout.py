@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixfed.batches import Batching
-from mixfed.dropout import KeyedDropout
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
 from mixfed.errors import InputError
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
+from mixfed.models.dropout import KeyedDropout
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
 DATA = clients([3, 9, 5, 4, 7], (6,))

@@ -13,23 +13,23 @@ import torch
 from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
-from mixfed.backends import choice
-from mixfed.backends.choice import Chooser
-from mixfed.backends.executors import WHOLE, Execution
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches, Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Message, Private, Upload
+from mixfed.backends.simulator import choice
+from mixfed.backends.simulator.choice import Chooser
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.backends.simulator.executors import WHOLE, Execution
+from mixfed.core.algorithm import Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import Scripted
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule, sample_cohort
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.delays import Scripted
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
 from mixfed.models.networks import CharacterGRU, cnn, mlp
-from mixfed.optim import sgd
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule, sample_cohort
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
 

@@ -12,15 +12,15 @@ from torch import nn
 
 from mixfed.algorithms.baselines import center, local_only
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.losses import binary_cross_entropy, cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, RunStopped
-from mixfed.local import LocalTrainer
-from mixfed.losses import binary_cross_entropy, cross_entropy
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.schedule import Schedule
 from tests.core.helpers import assert_close, averaging, clients, train
 from tests.problems import point, small_mlp, targets, trainer
 

@@ -15,13 +15,13 @@ import torch
 
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.tree import Params
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from tests.core.helpers import assert_close, clients, train
 from tests.problems import central, point, small_mlp, targets, trainer
 

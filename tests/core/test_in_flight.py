@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from mixfed import tree
 from mixfed.algorithms.asynchronous import fedbuff
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches, Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import tree
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import HalfNormal, Scripted
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.delays import HalfNormal, Scripted
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
 from tests.peak import Peak
 
 WIDTH, CLIENTS = 256, 60

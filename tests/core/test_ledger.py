@@ -13,16 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from mixfed.algorithms.asynchronous import ca2fl
 from mixfed.algorithms.baselines import center
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.algorithms.feddle import Search, feddle
-from mixfed.algorithms.guidance import Head
-from mixfed.batches import Batching, Sample
-from mixfed.core import CLIENTS, Message
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.measure.ledger import Cost, Ledger, count_work
-from mixfed.model import Model
+from mixfed.algorithms.feddle.guidance import Head
+from mixfed.algorithms.feddle.search import Search, feddle
+from mixfed.core.algorithm import CLIENTS, Message
+from mixfed.core.batches import Batching, Sample
+from mixfed.core.ledger import Cost, Ledger, count_work
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import adam, sgd
+from mixfed.core.train import LocalTrainer
 from mixfed.models.networks import cnn
-from mixfed.optim import adam, sgd
 from tests.core.helpers import averaging, clients, train
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from mixfed import optim, tree
-from mixfed.batches import Batches, Batching, Plan, plan_cohort
+from mixfed.core import optim, tree
+from mixfed.core.batches import Batches, Batching, Plan, plan_cohort
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer, sgd
+from mixfed.core.train import LocalTrainer, Trained, clipped, gradient_of
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer, Trained, clipped, gradient_of
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
-from mixfed.optim import Optimizer, sgd
 from tests.core.helpers import assert_close, clients
 from tests.problems import point, small_mlp, targets, trainer
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches, Batching
-from mixfed.core import Algorithm, Message, Private, Upload
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.loop import run
+from mixfed.core.schedule import sample_cohort
 from mixfed.data.store import FederatedData
-from mixfed.run import run
-from mixfed.schedule import sample_cohort
 from tests.core.helpers import averaging, clients, train
 from tests.problems import small_mlp
 

@@ -8,12 +8,12 @@ import torch
 from sklearn import metrics as reference
 from torch import nn
 
+from mixfed.core.losses import binary_cross_entropy, cross_entropy, squared_error
+from mixfed.core.model import Model
+from mixfed.core.private import PrivateStore
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
-from mixfed.losses import binary_cross_entropy, cross_entropy, squared_error
-from mixfed.measure.metrics import accuracy, evaluator, measure
-from mixfed.model import Model
-from mixfed.private import PrivateStore
+from mixfed.evaluate.metrics import accuracy, evaluator, measure
 
 DRAW = np.random.default_rng(0)
 NOBODY = PrivateStore(dict)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixfed.batches import Batching, Plan, Sample, plan_cohort
+from mixfed.core.batches import Batching, Plan, Sample, plan_cohort
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed.batches import Batching
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.losses import cross_entropy
-from mixfed.model import Batch, Model
 from mixfed.models.networks import CharacterGRU, cnn
-from mixfed.optim import sgd
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 from tests.problems import Point, half_square, small_mlp, targets
 

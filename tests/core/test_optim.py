@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mixfed import optim
+from mixfed.core import optim
+from mixfed.core.optim import Optimizer
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.optim import Optimizer
-from mixfed.tree import Params
 
 Reference = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 

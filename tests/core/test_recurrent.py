@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from mixfed.recurrent import GRU, for_cohorts
+from mixfed.models.recurrent import GRU, for_cohorts
 
 KINDS = {
     "plain": {},

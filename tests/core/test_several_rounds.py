@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed import optim
-from mixfed.algorithms import ALGORITHMS
 from mixfed.algorithms.local_global import local_global
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches, Batching
-from mixfed.core import Algorithm, Message, Private, Upload
-from mixfed.delays import HalfNormal
-from mixfed.local import LocalTrainer
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
+from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.delays import HalfNormal
+from mixfed.core.loop import Result, run
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from tests.algorithms.test_table import CENTRAL, FEDERATED, head, learnt, setup
 
 LATE = Schedule(4, HalfNormal(4.0))

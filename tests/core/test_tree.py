@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mixfed import tree
+from mixfed.core import tree
 
 A = {"x": torch.tensor([3.0, 4.0]), "y": torch.tensor([[12.0]])}
 B = {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([[-1.0]])}

@@ -10,8 +10,8 @@ from datasets import load_from_disk
 
 from mixfed.data import central_from_huggingface, load_source
 from mixfed.errors import InputError
-from mixfed.experiment import build, build_model
-from mixfed.toml import load, override, resolve
+from mixfed.experiments.build import build, build_model
+from mixfed.experiments.toml import load, override, resolve
 from tests.tiny_sources import write_celeba
 
 

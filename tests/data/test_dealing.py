@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed import toml
 from mixfed.data.scenario import Scenario, with_label_noise
 from mixfed.data.sources import load_source
 from mixfed.data.store import FederatedData
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build
+from mixfed.experiments import toml
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
 
 
 def write_hundred(folder: Path) -> None:

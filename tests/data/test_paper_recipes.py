@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mixfed import tuning
 from mixfed.cli.common import Given
-from mixfed.dealing import build_scenario
+from mixfed.core.jobs import InFlight
 from mixfed.errors import InputError
-from mixfed.experiment import build_model, build_schedule
-from mixfed.flight import InFlight
+from mixfed.experiments import tune as tuning
+from mixfed.experiments.build import build_model, build_schedule
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.toml import chosen as chosen_for
+from mixfed.experiments.toml import load, override, resolve
 from mixfed.models import MODELS
-from mixfed.recipe import Recipe
-from mixfed.toml import chosen as chosen_for
-from mixfed.toml import load, override, resolve
 from tests.tiny_sources import write_chat_wiki
 
 RATES = {"client": {"learning_rate": 2.0}, "for": {"gradient_2way": {"client": {"learning_rate": 1.0}}}}

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from mixfed.data import CentralData, FederatedData, plot_holdings
-from mixfed.data.picture import _Bins
 from mixfed.errors import InputError
+from mixfed.experiments.report.holdings import _Bins
 
 random = np.random.default_rng(0)
 

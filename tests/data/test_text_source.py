@@ -12,10 +12,10 @@ import pytest
 from mixfed.cli.holdings import holdings_table
 from mixfed.data import load_source
 from mixfed.data.sources.chat_wiki import VOCABULARY, encode
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build
-from mixfed.toml import resolve
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.toml import resolve
 from tests.tiny_sources import write_chat_wiki
 
 

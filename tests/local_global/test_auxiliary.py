@@ -8,17 +8,17 @@ import torch
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.batches import Batching
+from mixfed.core.loop import run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import adam
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
 from mixfed.models.networks import mlp
 from mixfed.models.parts import TASKS, cut, summed, with_auxiliary
-from mixfed.optim import adam
-from mixfed.run import run
 
 KINDS = [kind for kind in TASKS if kind != "adversary"]
 

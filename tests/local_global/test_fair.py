@@ -12,20 +12,21 @@ from torch import nn
 from mixfed.algorithms.fair import Minimax
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching, plan_cohort
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching, plan_cohort
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import binary_cross_entropy, squared_error
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.losses import binary_cross_entropy, squared_error
-from mixfed.measure.fairness import adversary_test, postfit_test
-from mixfed.measure.metrics import odds_gap, parity_gap
-from mixfed.model import Batch, Model
+from mixfed.evaluate.fairness import adversary_test, postfit_test
+from mixfed.evaluate.metrics import odds_gap, parity_gap
 from mixfed.models.networks import mlp
 from mixfed.models.parts import Parts, first_only, with_auxiliary
-from mixfed.optim import sgd
-from mixfed.run import Result, run
 
 
 def linear(value: float) -> nn.Linear:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mixfed.algorithms.mtl import mean_regularised, mtl
-from mixfed.backends.simulator import Simulator
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.loop import run
+from mixfed.core.schedule import Joining
 from mixfed.errors import InputError
-from mixfed.run import run
-from mixfed.schedule import Joining
 from tests.problems import point, targets, trainer
 
 

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.algorithms import ALGORITHMS
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
+from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.loop import Result
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.private import PrivateStore
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from mixfed.data.store import CentralData
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.measure.metrics import measure
-from mixfed.measure.personal import average, averaged_test, local_test, new_test
-from mixfed.model import Model
-from mixfed.optim import sgd
-from mixfed.private import PrivateStore
-from mixfed.run import Result
-from mixfed.tree import Params
+from mixfed.evaluate.metrics import measure
+from mixfed.evaluate.personal import average, averaged_test, local_test, new_test
 from tests.algorithms.test_table import FEDERATED, TEST, head, setup, train
 from tests.peak import Peak
 

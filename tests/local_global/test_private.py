@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixfed.checkpoint import Checkpoints, _read
-from mixfed.core import Private
+from mixfed.core.algorithm import Private
+from mixfed.core.checkpoint import Checkpoints, _read
+from mixfed.core.private import PrivateStore
+from mixfed.core.tree import leaves
 from mixfed.errors import InputError
-from mixfed.private import PrivateStore
-from mixfed.tree import leaves
 
 START: Private = {"local": {"w": torch.tensor([1.0, 2.0, 3.0]), "n": torch.tensor(7)}}
 

@@ -10,25 +10,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mixfed import toml
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
 from mixfed.cli import app
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.loop import run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.optim import sgd
+from mixfed.core.schedule import Joining
+from mixfed.core.train import LocalTrainer
 from mixfed.data.scenario import join_device, keep_own
 from mixfed.data.sources import Source
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.experiment import build
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy
-from mixfed.model import Model
+from mixfed.experiments import toml
+from mixfed.experiments.build import build
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.split import search
 from mixfed.models import lenet5, mlp
-from mixfed.optim import sgd
-from mixfed.recipe import Recipe
-from mixfed.run import run
-from mixfed.schedule import Joining
-from mixfed.split import search
 
 SMALL = ["rounds=6", "evaluate.every=3", "simulator.executor=loop", "client.epochs=1"]
 LG = "algorithms.lg_fedavg"

@@ -9,17 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from mixfed import toml
-from mixfed.checkpoint import Checkpoints
+from mixfed.core.checkpoint import Checkpoints
 from mixfed.data import load_source
 from mixfed.data.sources.chat_style import ENDINGS, without_ending
 from mixfed.data.sources.chat_wiki import encode
 from mixfed.errors import InputError
-from mixfed.experiment import build
+from mixfed.experiments import toml
+from mixfed.experiments.build import build
+from mixfed.experiments.recipe import Recipe
 from mixfed.models import BiLSTM
 from mixfed.models.resnet import ResNet18
 from mixfed.models.vqa import QuestionAnswering
-from mixfed.recipe import Recipe
 from tests.tiny_sources import write_chat_wiki, write_vqa
 
 

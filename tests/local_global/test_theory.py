@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mixfed.cli import app
 from mixfed.errors import InputError
-from mixfed.theory import SETTINGS, Linear
+from mixfed.experiments.theory import SETTINGS, Linear
 
 ALPHAS = [i / 10 for i in range(11)]
 

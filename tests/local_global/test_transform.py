@@ -10,25 +10,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed import optim, tree
-from mixfed.algorithms import ALGORITHMS
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import global_layers, layers, local_global, named
 from mixfed.algorithms.mixed import gradient_2way
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm, Message, Private, Reply, Server, Upload
+from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim, tree
+from mixfed.core.algorithm import Algorithm, Message, Private, Reply, Server, Upload
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import Scripted
+from mixfed.core.loop import run
+from mixfed.core.losses import cross_entropy, squared_error
+from mixfed.core.model import Model
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.delays import Scripted
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.losses import cross_entropy, squared_error
-from mixfed.measure.personal import models
-from mixfed.model import Model
-from mixfed.run import run
-from mixfed.schedule import Schedule
+from mixfed.evaluate.personal import models
 from mixfed.transforms import compress, quantize
 from tests.algorithms.test_table import CENTRAL, FEDERATED, learnt, setup, train
 from tests.problems import small_mlp

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mixfed import toml
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build_model
+from mixfed.experiments import toml
+from mixfed.experiments.build import build_model
+from mixfed.experiments.dealing import build_scenario
 from mixfed.models.photographs import as_photographs
 from mixfed.models.resnet import ResNet18
 from mixfed.models.weights import load_weights

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import mixfed as mf
-from mixfed import tree
-from mixfed.core import Server
+from mixfed.core import tree
+from mixfed.core.algorithm import Server
+from mixfed.core.model import Model
 from mixfed.errors import InputError
-from mixfed.model import Model
 from mixfed.models.vit import ViT
 from tests.core.helpers import averaging, clients, train
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mixfed.batches import Batching
+from mixfed.core.batches import Batching
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer, sgd
+from mixfed.core.recommend import hinge, spreadout_of
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.local import LocalTrainer
-from mixfed.model import Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.optim import Optimizer, sgd
-from mixfed.recommend import hinge, spreadout_of
 
 ITEMS, WIDTH, HISTORY = 23, 4, 5
 TABLE = "embedding.weight"

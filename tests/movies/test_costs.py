@@ -13,17 +13,17 @@ import pytest
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, parallel
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batching
-from mixfed.core import Algorithm
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.loop import run
+from mixfed.core.model import Model
+from mixfed.core.optim import adam, sgd
+from mixfed.core.recommend import hinge, spreadout_of
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.local import LocalTrainer
-from mixfed.model import Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.optim import adam, sgd
-from mixfed.recommend import hinge, spreadout_of
-from mixfed.run import run
+from mixfed.transforms.rows.exchange import exchange_rows
 from tests.movies.problem import ITEMS, TABLE, WIDTH, examples, model, on_clients, regulariser
 from tests.movies.test_source import write_many
 from tests.peak import Peak

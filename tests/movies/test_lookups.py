@@ -12,18 +12,20 @@ from torch import Tensor, nn
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.batches import Batches
-from mixfed.core import Algorithm
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batches
+from mixfed.core.lookups import train_on_lookups
+from mixfed.core.loop import Result, run
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer, adam
+from mixfed.core.recommend import hinge, spreadout
+from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.lookups import bag, train_on_lookups
-from mixfed.model import Batch, Model
+from mixfed.models.bags import bag
 from mixfed.models.recommender import DualEncoder
-from mixfed.optim import Optimizer, adam
-from mixfed.recommend import hinge, spreadout
-from mixfed.run import Result, run
+from mixfed.transforms.rows.exchange import exchange_rows
 from tests.movies.problem import ITEMS, TABLE, WIDTH, clients, examples, on_clients, regulariser
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from mixfed.core.recommend import ClosedForm, Recall, hinge, spreadout, spreadout_by_pairs, spreadout_of
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
-from mixfed.measure.metrics import measure
-from mixfed.recommend import ClosedForm, Recall, hinge, spreadout, spreadout_by_pairs, spreadout_of
+from mixfed.evaluate.metrics import measure
 from tests.movies.problem import ITEMS, TABLE, examples, model
 
 

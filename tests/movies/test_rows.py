@@ -11,26 +11,27 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed import optim
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedavgm, fedprox
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.rows import exchange_rows
-from mixfed.backends.simulator import Simulator
-from mixfed.checkpoint import Checkpoints
-from mixfed.core import Algorithm, Reply, Server
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core import optim
+from mixfed.core.algorithm import Algorithm, Reply, Server
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import Dropouts, HalfNormal, Scripted
+from mixfed.core.loop import Result, run
+from mixfed.core.model import Model
+from mixfed.core.recommend import hinge
+from mixfed.core.schedule import Schedule
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
-from mixfed.delays import Dropouts, HalfNormal, Scripted
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.model import Batch, Model
 from mixfed.models.recommender import DualEncoder
-from mixfed.recommend import hinge
-from mixfed.run import Result, run
-from mixfed.schedule import Schedule
 from mixfed.transforms import compress, quantize
-from mixfed.tree import Params
+from mixfed.transforms.rows.exchange import exchange_rows
 from tests.movies.problem import HISTORY, ITEMS, TABLE, WIDTH, centre, clients, model, on_clients, regulariser
 from tests.problems import small_mlp
 

@@ -11,10 +11,10 @@ import pytest
 
 from mixfed.data import load_source
 from mixfed.data.sources.movielens import in_time
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build
-from mixfed.toml import load, override, resolve
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.toml import load, override, resolve
 
 LINES = [(7, 30, 100), (2, 5, 11), (7, 10, 50), (7, 20, 75), (2, 6, 10), (2, 9, 12), (2, 8, 9), (9, 1, 1), (9, 2, 2)]
 """Person, movie and time; person 9 has too few ratings."""

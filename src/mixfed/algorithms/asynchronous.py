@@ -11,14 +11,15 @@ from typing import Literal
 
 import torch
 
-from mixfed import core, optim, tree
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batches
-from mixfed.core import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import algorithm as core
+from mixfed.core import optim, tree
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.optim import Optimizer
-from mixfed.tree import Params
 
 Rule = Literal["constant", "polynomial", "hinge"]
 Discount = Callable[[int], float]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mixfed import core
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batches
-from mixfed.core import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
-from mixfed.local import LocalTrainer
-from mixfed.optim import Optimizer
+from mixfed.core import algorithm as core
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer
 
 
 def center(trainer: LocalTrainer) -> Algorithm:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mixfed.core.model import Loss, masked_mean
+from mixfed.core.train import LocalTrainer, Move
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer, Move
-from mixfed.model import Batch, Loss, masked_mean
 from mixfed.models.parts import AUXILIARY
-from mixfed.tree import Params
 
 
 @dataclass(frozen=True)

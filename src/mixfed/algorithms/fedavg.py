@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mixfed import core, optim
-from mixfed.batches import Batches
-from mixfed.core import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import algorithm as core
+from mixfed.core import optim
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.model import Loss
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer, proximal
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer, proximal
-from mixfed.model import Loss
-from mixfed.optim import Optimizer
-from mixfed.tree import Params
 
 WrapLoss = Callable[[Loss, Params], Loss]
 """Changes a client's loss, given the parameters it started from."""

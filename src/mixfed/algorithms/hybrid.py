@@ -10,16 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixfed import core, optim, tree
 from mixfed.algorithms.asynchronous import sending_models
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batches, Batching
-from mixfed.core import CENTRE, Algorithm, Reply, Server, State
+from mixfed.core import algorithm as core
+from mixfed.core import optim, tree
+from mixfed.core.algorithm import CENTRE, Algorithm, Reply, Server, State
+from mixfed.core.batches import Batches, Batching
+from mixfed.core.model import Loss, Model, masked_mean
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer, gradient_of
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.errors import InputError, explained
-from mixfed.local import LocalTrainer, gradient_of
-from mixfed.model import Batch, Loss, Model, masked_mean
-from mixfed.optim import Optimizer
-from mixfed.tree import Params
 
 
 def fed_ft(base: Algorithm, centre: LocalTrainer) -> Algorithm:

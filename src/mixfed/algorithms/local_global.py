@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mixfed import tree
-from mixfed.batches import Batches
-from mixfed.core import Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import tree
+from mixfed.core.algorithm import Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.model import Model
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.model import Model
 from mixfed.models.parts import AUXILIARY
-from mixfed.tree import Params
 
 LOCAL = "local"
 

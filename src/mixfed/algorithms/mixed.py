@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from mixfed import core, optim, tree
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.batches import Batches, Sample
-from mixfed.core import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import algorithm as core
+from mixfed.core import optim, tree
+from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches, Sample
+from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer, weighted
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer, weighted
-from mixfed.model import Model
-from mixfed.optim import Optimizer
-from mixfed.tree import Params
 
 
 @dataclass(frozen=True)

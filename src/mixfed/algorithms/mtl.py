@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mixfed import core, tree
-from mixfed.batches import Batches
-from mixfed.core import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import algorithm as core
+from mixfed.core import tree
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.model import Loss
+from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.errors import InputError
-from mixfed.local import LocalTrainer
-from mixfed.model import Batch, Loss
-from mixfed.tree import Params
 
 
 def mtl(trainer: LocalTrainer, *, lambda1: float = 0.01, lambda2: float = 0.0) -> Algorithm:

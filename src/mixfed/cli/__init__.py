@@ -137,9 +137,9 @@ def study_command(
     json: Json = False,
 ) -> None:
     """Run a recipe at several settings; finished runs in the folder are taken as they are."""
-    from mixfed import studies
     from mixfed.cli import common
     from mixfed.cli import study as command
+    from mixfed.experiments import study as studies
 
     with common.reported():
         chosen = studies.load(study).on(recipe) if recipe else studies.load(study)

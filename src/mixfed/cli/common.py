@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixfed import toml
-from mixfed._schema import Table
+from mixfed.core.loop import Record
 from mixfed.errors import InputError, RunStopped
-from mixfed.recipe import Recipe
-from mixfed.run import Record
+from mixfed.experiments import toml
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.schema import Table
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)

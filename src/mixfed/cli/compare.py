@@ -8,19 +8,19 @@ from typing import Any
 
 from rich.progress import Progress
 
-from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout, words
 from mixfed.cli.probe import predict
 from mixfed.cli.run import report_dropped, say_how_to_go_on
-from mixfed.dealing import build_scenario
+from mixfed.core.checkpoint import write_atomically
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiment import build
-from mixfed.folder import RunFolder, result_json, run_in_folder
-from mixfed.recipe import Recipe
-from mixfed.report.comparison import compare_results
-from mixfed.report.plot import plot_comparison
-from mixfed.report.probe import prediction_words
-from mixfed.report.tables import comparison_tables
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.comparison import compare_results
+from mixfed.experiments.report.plot import plot_comparison
+from mixfed.experiments.report.probe import prediction_words
+from mixfed.experiments.report.tables import comparison_tables
 
 MIXED = ("parallel", "gradient_1way", "gradient_2way")
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from mixfed.cli.common import Given, stdout
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.dealing import build_scenario
+from mixfed.experiments.dealing import build_scenario
 
 MOST_LABELS = 20
 
@@ -21,7 +21,7 @@ def show(given: Given, plot: Path | None) -> None:
     scenario = build_scenario(recipe)
     stdout.print(holdings_table(recipe.name, scenario))
     if plot is not None:
-        from mixfed.data.picture import plot_holdings
+        from mixfed.experiments.report.holdings import plot_holdings
 
         plot_holdings(scenario.clients, plot, scenario.central, names=scenario.source.names.get("y"))
         stdout.print(f"Picture: {plot}", soft_wrap=True)

@@ -7,9 +7,10 @@ import tomllib
 from rich.console import Console
 from rich.table import Table
 
-from mixfed import recipes, studies
-from mixfed.algorithms import ALGORITHMS
+from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.data.sources import SOURCES
+from mixfed.experiments import recipes
+from mixfed.experiments import study as studies
 
 stdout = Console(highlight=False)
 

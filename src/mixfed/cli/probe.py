@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, progress, stdout
+from mixfed.core.checkpoint import write_atomically
 from mixfed.data.scenario import Scenario
-from mixfed.dealing import build_scenario
 from mixfed.errors import InputError
-from mixfed.experiment import build_model, build_setup
-from mixfed.measure.advice import Advice, advise, as_json
-from mixfed.measure.dissimilarity import Dissimilarity, measure_dissimilarity
-from mixfed.recipe import Recipe
-from mixfed.report.probe import plot_probe, probe_table, probe_words
+from mixfed.evaluate.probe.advice import Advice, advise, as_json
+from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
+from mixfed.experiments.build import build_model, build_setup
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.probe import plot_probe, probe_table, probe_words
 
 
 def execute(given: Given, rounds: int, repeats: int, out: Path | None, *, to_json: bool) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
+from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiment import build
-from mixfed.folder import RunFolder, result_json, run_in_folder
-from mixfed.recipe import Recipe
-from mixfed.report.tables import run_table
-from mixfed.run import Result
+from mixfed.experiments.build import build
+from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.tables import run_table
 
 if TYPE_CHECKING:
-    from mixfed.trackers import Tracker
+    from mixfed.experiments.trackers import Tracker
 
 
 def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
@@ -101,6 +101,6 @@ def say_how_to_go_on(done: str) -> None:
 def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:
     if track is None:
         return []
-    from mixfed.trackers import TRACKERS
+    from mixfed.experiments.trackers import TRACKERS
 
     return [TRACKERS[track](folder.path, recipe, resume)]

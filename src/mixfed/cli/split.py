@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mixfed.cli.common import Given, stderr, stdout
 from mixfed.errors import InputError
-from mixfed.split import search
+from mixfed.experiments.split import search
 
 
 def execute(given: Given, *, to_json: bool) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.table import Table
 
-from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, stdout
 from mixfed.cli.compare import numbers_of, train_in
-from mixfed.dealing import build_scenario
+from mixfed.core.checkpoint import write_atomically
 from mixfed.errors import RunStopped
-from mixfed.folder import RunFolder
-from mixfed.report.comparison import spread_of
-from mixfed.report.plot import plot_study
-from mixfed.report.tables import mean_and_spread
-from mixfed.studies import Study
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.report.comparison import spread_of
+from mixfed.experiments.report.plot import plot_study
+from mixfed.experiments.report.tables import mean_and_spread
+from mixfed.experiments.study import Study
 
 Found = dict[str, dict[str, list[dict[str, Any] | None]]]
 """By point and algorithm: the result of every seed, None where the run diverged."""

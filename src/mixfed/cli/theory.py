@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import stdout
+from mixfed.core.checkpoint import write_atomically
 from mixfed.errors import InputError
-from mixfed.recipe import Recipe
-from mixfed.theory import Linear, curves, plot
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.theory import Linear, curves, plot
 
 
 def execute(recipe: Recipe, out: Path | None, as_json: bool) -> None:

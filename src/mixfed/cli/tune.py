@@ -9,17 +9,17 @@ from typing import Any
 import tomli_w
 from rich.table import Table
 
-from mixfed import tuning
-from mixfed.checkpoint import write_atomically
 from mixfed.cli.common import Given, Interrupts, progress, stdout, words
 from mixfed.cli.compare import numbers_of, train_in
-from mixfed.dealing import build_scenario
+from mixfed.core.checkpoint import write_atomically
 from mixfed.errors import InputError, RunStopped
-from mixfed.folder import RunFolder
-from mixfed.recipe import Recipe
-from mixfed.report.comparison import spread_of
-from mixfed.report.tables import mean_and_spread
-from mixfed.tuning import Trial
+from mixfed.experiments import tune as tuning
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.comparison import spread_of
+from mixfed.experiments.report.tables import mean_and_spread
+from mixfed.experiments.tune import Trial
 
 Key = tuple[str, int, int]
 """A run: the algorithm, the number of its trial, the seed."""

@@ -1,7 +1,9 @@
 """Data on clients and at the centre: a store, readers, partitioners, known sources, a picture."""
 
+from importlib import import_module
+from typing import Any
+
 from mixfed.data import partition
-from mixfed.data.picture import plot_holdings
 from mixfed.data.prepare import Pixels
 from mixfed.data.readers import (
     central_from_huggingface,
@@ -37,3 +39,10 @@ __all__ = [
     "spread",
     "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The picture is drawn in another room, which is opened when it is wanted."""
+    if name == "plot_holdings":
+        return import_module("mixfed.experiments.report.holdings").plot_holdings
+    raise AttributeError(f"module 'mixfed.data' has no attribute '{name}'")

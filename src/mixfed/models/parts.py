@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixfed import rng
+from mixfed.data.batch import Batch, Criterion
 from mixfed.errors import InputError
-from mixfed.model import Batch, Criterion
 from mixfed.models.networks import mlp
 
 Task = Callable[[Any, Tensor, Batch], Tensor]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixfed.lookups import bag
+from mixfed.models.bags import bag
 
 
 class DualEncoder(nn.Module):

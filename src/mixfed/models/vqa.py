@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mixfed.model import Batch
+from mixfed.data.batch import Batch
 from mixfed.models.resnet import ResNet18
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mixfed import rng
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
-from mixfed.tree import Params
 
 
 @dataclass(frozen=True)

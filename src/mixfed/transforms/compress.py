@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mixfed import core, rng, tree
-from mixfed.batches import Batches
-from mixfed.core import Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed import rng
+from mixfed.core import algorithm as core
+from mixfed.core import tree
+from mixfed.core.algorithm import Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.batches import Batches
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.transforms.codecs import Codec
-from mixfed.tree import Params
 
 
 def compress(

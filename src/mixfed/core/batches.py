@@ -1,0 +1,342 @@
+"""How examples become batches: a plan of row numbers for a whole cohort, and the tensors gathered from it.
+
+A client's examples are a stream of epochs, each shuffled anew and cut into batches of B (the last one may be
+smaller). A round takes the first K batches of that stream, or E whole epochs. The plan of a cohort is one array
+[clients, steps, batch] of row numbers with a count for each batch; the examples themselves are gathered later, chunk
+by chunk, so that a round's memory follows the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixfed import rng
+from mixfed.data.batch import Batch
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batching:
+    """B examples a step (0: all of them), for K ``steps`` or E ``epochs``; exactly one of the two is given."""
+
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise InputError("Give either the number of local steps or the number of local epochs, not both or none.")
+        if self.batch_size < 0 or (self.epochs if self.steps is None else self.steps) < 1:  # type: ignore[operator]
+            raise InputError("Batch size cannot be negative, and steps and epochs must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Examples of a central source that each client receives and mixes into its own for one round.
+
+    Either ``count`` examples, or as many as make them the share ``ratio`` of the mixed examples: r/(1 − r)·nᵢ.
+    """
+
+    source: str
+    ratio: float | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ratio is None) == (self.count is None):
+            raise InputError("Example transfer takes either a mixing ratio or a number of examples.")
+        if self.ratio is not None and not 0 <= self.ratio < 1:
+            raise InputError(f"The share of central examples must be at least 0 and below 1, not {self.ratio}.")
+        if self.count is not None and self.count < 0:
+            raise InputError(f"A client cannot receive {self.count} examples.")
+
+    def sizes(self, own: NDArray[np.int64], available: int) -> NDArray[np.int64]:
+        """How many central examples each client receives, given how many it has."""
+        if self.count is not None:
+            wanted = np.full_like(own, self.count)
+        else:
+            ratio = self.ratio or 0.0
+            wanted = np.rint(own * ratio / (1 - ratio)).astype(np.int64)
+        return np.minimum(wanted, available)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What one client (or the centre) trains on in a round: fields [steps, batch, …].
+
+    Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
+    ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
+    ``tables`` are parameters that came by rows, with the fields of local ids that index them. In a chunk all clients'
+    tables are of one length, and ``rows`` says how many of them are each client's.
+    """
+
+    source: str
+    fields: Batch
+    key: Tensor
+    steps: Tensor
+    examples: Tensor
+    counts: tuple[int, ...] = ()
+    mask: Tensor | None = None
+    active: Tensor | None = None
+    vectorised: bool = False
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:
+        """Empty batches: steps of a loss that is a function of the parameters alone."""
+        zero = torch.zeros((), device=device)
+        return cls("", {}, torch.zeros((), dtype=torch.int64, device=device), zero + steps, zero, (0,) * steps)
+
+    @cached_property
+    def padded(self) -> frozenset[str]:
+        """The fields that index tables and have ids below 0, which are padding; not under vmap."""
+        indexing = {name for names in self.tables.values() for name in names if name in self.fields}
+        return frozenset(name for name in indexing if bool((self.fields[name] < 0).any()))
+
+    @property
+    def length(self) -> int:
+        """How many steps the loop over these batches takes."""
+        return len(self.counts) if not self.vectorised else int(next(iter(self.fields.values())).shape[0])
+
+    def first(self, examples: int) -> Batches:
+        """One step on this many examples (the first one, repeated), for measuring what a step costs."""
+        fields = {n: x[:1, :1].repeat_interleave(examples, dim=1) for n, x in self.fields.items()}
+        one = torch.ones_like(self.steps)
+        return replace(self, fields=fields, steps=one, examples=one * examples, counts=(examples,))
+
+    def __iter__(self) -> Iterator[tuple[Batch, Tensor | None]]:
+        """The batches in order, each with the flag that says whether its step counts (None: it does)."""
+        for k in range(self.length):
+            if self.vectorised:
+                batch = {name: x[k] for name, x in self.fields.items()}
+                if self.mask is not None:
+                    batch["mask"] = self.mask[k]
+            else:
+                batch = {name: x[k, : self.counts[k]] for name, x in self.fields.items()}
+            batch["key"] = self.key + rng.signed(k * _STEP_KEY)
+            yield batch, None if self.active is None else self.active[k]
+
+
+_STEP_KEY = 0x632BE59BD9B4E019
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The row numbers of a cohort's batches: ``rows`` [clients, steps, batch], ``counts`` [clients, steps].
+
+    Rows beyond the clients' own data are rows of ``extra``: central examples that were sent to the clients.
+    """
+
+    source: str
+    data: FederatedData | CentralData
+    clients: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    extra: CentralData | None = None
+    extra_examples: int = 0
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def first_clients(self, count: int) -> Plan:
+        """The same plan for the first few clients of the cohort."""
+        few = slice(0, count)
+        return replace(
+            self, clients=self.clients[few], rows=self.rows[few], counts=self.counts[few], keys=self.keys[few]
+        )
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """K_i: the steps of each client."""
+        return np.asarray((self.counts > 0).sum(axis=1), dtype=np.int64)
+
+    @property
+    def examples(self) -> NDArray[np.int64]:
+        """p_i: the examples that each client processes."""
+        return np.asarray(self.counts.sum(axis=1), dtype=np.int64)
+
+    def bytes_per_client(self) -> int:
+        """What one client's gathered batches weigh."""
+        return int(np.prod(self.rows.shape[1:])) * _row_bytes(self.data)
+
+    def bytes_of_extra(self) -> int:
+        """What the central examples weigh that were sent to the cohort."""
+        return self.extra_examples * _row_bytes(self.extra) if self.extra else 0
+
+    def client(self, i: int, device: torch.device | str = "cpu") -> Batches:
+        """The batches of the i-th client of the cohort, without padding."""
+        counts = tuple(int(c) for c in self.counts[i] if c > 0)
+        return Batches(
+            source=self.source,
+            fields=self._gather(self.rows[i, : len(counts)], device),
+            key=torch.tensor(int(self.keys[i]), device=device),
+            steps=torch.tensor(float(len(counts)), device=device),
+            examples=torch.tensor(float(sum(counts)), device=device),
+            counts=counts,
+        )
+
+    def chunk(self, chosen: slice, device: torch.device | str = "cpu") -> Batches:
+        """The batches of several clients, padded, with a first dimension over clients (to be vmapped over)."""
+        counts, rows = self.counts[chosen], self.rows[chosen]
+        real_steps = counts > 0
+        length = max(int(real_steps.sum(axis=1).max()), 1)
+        counts, rows, real_steps = counts[:, :length], rows[:, :length], real_steps[:, :length]
+        size = rows.shape[2]
+        ragged = bool((counts < size).any())
+        mask = torch.from_numpy(np.arange(size) < counts[:, :, None]).to(device) if ragged else None
+        active = torch.from_numpy(real_steps.copy()).to(device) if not real_steps.all() else None
+        return Batches(
+            source=self.source,
+            fields=self._gather(rows, device),
+            key=torch.from_numpy(self.keys[chosen].copy()).to(device),
+            steps=torch.from_numpy(self.steps[chosen].astype(np.float32)).to(device),
+            examples=torch.from_numpy(self.examples[chosen].astype(np.float32)).to(device),
+            mask=mask,
+            active=active,
+            vectorised=True,
+        )
+
+    def _gather(self, rows: NDArray[np.int64], device: torch.device | str) -> Batch:
+        if self.extra is None:
+            return gather(self.data, rows, device)
+        last = _row_count(self.data)
+        own = rows < last
+        ours = gather(self.data, np.where(own, rows, 0), device)
+        theirs = gather(self.extra, np.where(own, 0, rows - last), device)
+        chosen = torch.from_numpy(own).to(device)
+        return {
+            n: torch.where(chosen.view(*own.shape, *(1,) * (x.ndim - own.ndim)), x, theirs[n]) for n, x in ours.items()
+        }
+
+
+def gather(data: FederatedData | CentralData, rows: NDArray[np.int64], device: torch.device | str = "cpu") -> Batch:
+    """The examples with these row numbers, in the shape of ``rows``, prepared as the data says."""
+    fields = {}
+    for name, array in data.arrays.items():
+        taken = np.take(array, rows.reshape(-1), axis=0).reshape(*rows.shape, *array.shape[1:])
+        fields[name] = torch.from_numpy(taken).to(device)
+    return data.prepare(fields) if data.prepare else fields
+
+
+def plan_cohort(
+    source: str,
+    data: FederatedData,
+    clients: NDArray[np.int64],
+    batching: Batching,
+    seed: int,
+    version: int | NDArray[np.int64],
+    sample: Sample | None = None,
+    central: CentralData | None = None,
+) -> Plan:
+    """Batches for the clients of a round; each client's depend only on (seed, source, version, client).
+
+    Clients of several rounds have a ``version`` each.
+
+    With a ``sample`` of ``central`` data, every client's examples of this round are its own and its sample, shuffled
+    together (Augenstein et al., 2021, Algorithm 3).
+    """
+    versions = np.broadcast_to(version, clients.shape)
+    each, which = np.unique(versions, return_inverse=True)
+    of_source = rng.key(0, source)
+    of_round = np.array([rng.key(seed, "batches", one) ^ of_source for one in each.tolist()], np.int64)[which]
+    keys = (rng.bits(of_round, clients) >> np.uint64(1)).astype(np.int64)
+    first, own = data.offsets[clients], data.sizes(clients)
+    if (own == 0).any():
+        raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")
+    received = np.zeros_like(own) if sample is None or central is None else sample.sizes(own, len(central))
+    place, counts = _places(own + received, batching, keys)
+    if sample is None or central is None:
+        return Plan(source, data, clients, first[:, None, None] + place, counts, keys)
+    starts = np.concatenate([[0], np.cumsum(received)])
+    drawn = [
+        rng.generator(seed, f"transfer/{source}", int(v), int(c)).choice(len(central), int(m), replace=False)
+        for v, c, m in zip(versions, clients, received, strict=True)
+    ]
+    pool = np.concatenate([*drawn, [0]])
+    beyond = place - own[:, None, None]
+    theirs = data.examples + pool[np.where(beyond >= 0, starts[:-1, None, None] + beyond, -1)]
+    rows = np.where(beyond < 0, first[:, None, None] + place, theirs)
+    return Plan(source, data, clients, rows, counts, keys, central, int(received.sum()))
+
+
+def plan_central(source: str, data: CentralData, batching: Batching, seed: int, version: int, step: int = 0) -> Plan:
+    """Batches for the centre, drawn from all its examples as if it were one client.
+
+    The stream of epochs goes on from round to round, so that K steps a round still visit every example equally often.
+    Where the server makes several steps in a round, the first, the second … of every round have a stream each.
+    """
+    n = len(data)
+    if n == 0:
+        raise InputError(f"The central data '{source}' is empty.")
+    key = rng.key(seed, "batches", step) ^ rng.key(0, source)
+    size = min(batching.batch_size or n, n)
+    per_epoch = -(-n // size)
+    steps = batching.steps if batching.steps is not None else (batching.epochs or 1) * per_epoch
+    number = version * steps + np.arange(steps)
+    rows = np.zeros((steps, size), dtype=np.int64)
+    counts = np.minimum(n - (number % per_epoch) * size, size)
+    for epoch in np.unique(number // per_epoch):
+        order = np.argsort(rng.bits(key, np.arange(n) + (int(epoch) << 32))) if batching.shuffle else np.arange(n)
+        for k in np.flatnonzero(number // per_epoch == epoch):
+            start = int(number[k] % per_epoch) * size
+            rows[k, : counts[k]] = order[start : start + size]
+    keys = (rng.bits(key, np.array([version])) >> np.uint64(1)).astype(np.int64)
+    return Plan(source, data, np.zeros(1, dtype=np.int64), rows[None], counts[None].astype(np.int64), keys)
+
+
+def _row_bytes(data: FederatedData | CentralData) -> int:
+    return max(sum(a.itemsize * int(np.prod(a.shape[1:])) for a in data.arrays.values()), 1)
+
+
+def _row_count(data: FederatedData | CentralData) -> int:
+    return data.examples if isinstance(data, FederatedData) else len(data)
+
+
+def _places(
+    sizes: NDArray[np.int64], batching: Batching, keys: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of its own examples (0..size−1) each client takes at each step, and how many of a batch are real."""
+    batch = batching.batch_size or int(sizes.max())
+    per_epoch = -(-sizes // batch)
+    steps = np.full_like(sizes, batching.steps) if batching.steps is not None else per_epoch * (batching.epochs or 1)
+    width = min(batch, int(sizes.max()))
+    step = np.arange(int(steps.max()))
+    epoch, position = step // per_epoch[:, None], (step % per_epoch[:, None]) * batch
+    counts = np.where(step < steps[:, None], np.minimum(sizes[:, None] - position, batch), 0)
+    place = np.minimum(position[:, :, None] + np.arange(width), sizes[:, None, None] - 1)
+    if batching.shuffle:
+        epochs = -(-steps // per_epoch)
+        epoch = np.minimum(epoch, epochs[:, None] - 1)
+        order, start = _shuffled(sizes, epochs, keys)
+        place = order[start[:, None, None] + (epoch * sizes[:, None])[:, :, None] + place]
+    return place, counts
+
+
+def _shuffled(
+    sizes: NDArray[np.int64], epochs: NDArray[np.int64], keys: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random orders of 0..size−1 for every (client, epoch), end to end, and where each client's begin.
+
+    Every (client, epoch) is a segment; sorting (segment, random bits) shuffles all of them in one go.
+    """
+    lengths = np.repeat(sizes, epochs)
+    owner = np.repeat(np.arange(len(sizes)), epochs)
+    first = np.concatenate([[0], np.cumsum(lengths)])
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.arange(first[-1]) - first[segment]
+    epoch = np.arange(len(lengths)) - (np.cumsum(epochs) - epochs)[owner]
+    random = rng.bits(keys[owner][segment], within + (epoch[segment] << 32))
+    spare = np.uint64(max(len(lengths).bit_length(), 1))
+    order = np.argsort((segment.astype(np.uint64) << (np.uint64(64) - spare)) | (random >> spare), kind="stable")
+    client_start = np.concatenate([[0], np.cumsum(sizes * epochs)[:-1]])
+    return within[order], client_start.astype(np.int64)

@@ -1,0 +1,38 @@
+"""Criteria: one loss per example from a model's outputs and the batch."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixfed.core.recommend import hinge
+from mixfed.data.batch import Batch
+
+
+def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
+    """−log softmax(outputs)_y; for sequences (outputs [batch, length, classes]) the mean over positions."""
+    labels = batch["y"].long()
+    if outputs.ndim == 2:
+        return F.cross_entropy(outputs, labels, reduction="none")
+    values = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
+    return values.view(labels.shape).mean(dim=1)
+
+
+def binary_cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of one logit against y ∈ {0, 1}."""
+    logits = outputs.squeeze(-1)
+    return F.binary_cross_entropy_with_logits(logits, batch["y"].to(logits.dtype), reduction="none")
+
+
+def squared_error(outputs: Tensor, batch: Batch) -> Tensor:
+    """½(outputs − y)², summed over the output's dimensions."""
+    difference = outputs - batch["y"].reshape(outputs.shape).to(outputs.dtype)
+    return 0.5 * difference.square().flatten(1).sum(dim=1)
+
+
+CRITERIA = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared_error": squared_error,
+    "hinge": hinge,
+}

@@ -1,0 +1,213 @@
+"""A ``torch.nn.Module`` seen as a function of its parameters.
+
+The module is only a template: parameters come from outside at every call, so one copy per thread serves any number
+of clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mixfed.core import tree
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch, Criterion
+from mixfed.errors import InputError
+from mixfed.models.dropout import KeyedDropout, uses_dropout
+from mixfed.models.recurrent import for_cohorts
+
+IDLE = "idle"
+"""A field of batches without examples whose loss is nothing, so that a step does only what it does to parameters that
+examples leave alone."""
+
+Loss = Callable[[Params, Batch], Tensor]
+Forward = Callable[[nn.Module, Batch], Any]
+Buffers = Literal["average", "private", "server"]
+
+
+class Model:
+    """A module, its loss, and what of it trains and travels.
+
+    ``criterion(outputs, batch)`` gives one loss per example; ``forward(module, batch)`` says how the module is called.
+    ``trainable`` picks parameters by name (left out: all that require a gradient); the others are frozen, stay in the
+    module and never travel. Float buffers (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them
+    down and averages what comes up, "private" keeps each client's own on the client, "server" sends the server's down
+    and discards the clients'. Integer buffers are never averaged and never travel: every call finds them as they are in
+    the module given here.
+
+    ``tables`` names the parameters that are only looked up by ids, with the fields of the examples that hold these ids
+    (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
+    A module may say both itself: ``module.on_batch(batch)`` how it is called, and ``module.tables``.
+
+    With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        criterion: Criterion,
+        *,
+        forward: Forward | None = None,
+        trainable: Callable[[str], bool] | None = None,
+        buffers: Buffers = "average",
+        tables: Mapping[str, Sequence[str]] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if buffers not in ("average", "private", "server"):
+            raise InputError(f"The buffer policy is '{buffers}'; choose average, private or server.")
+        if dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise InputError(f"Models train in float32, float64 or bfloat16, not in {dtype}.")
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.criterion = criterion
+        self.buffer_policy: Buffers = buffers
+        self._forward: Forward = forward or _default_forward(module)
+        self.stochastic: bool | None = uses_dropout(module) or None  # None: not known before the first forward pass
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.momentum is None for m in module.modules()):
+            raise InputError("BatchNorm with momentum=None averages over all batches of its life; give it a momentum.")
+
+        master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
+        chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
+        initial = {n: p for n, p in master.named_parameters() if chosen(n)}
+        if not initial:
+            raise InputError("No parameter of the module is trainable; check the predicate that picks them.")
+        statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
+        self.trainable = tuple(initial)
+        self.buffers = tuple(statistics)
+        tables = getattr(module, "tables", {}) if tables is None else tables
+        self.tables = _checked_tables(tables, self.trainable)
+        self.shapes = {n: tuple(x.shape) for n, x in (initial | statistics).items()}
+        keep = torch.promote_types(dtype, torch.float32)
+        self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
+        self._template = master.to(self.device, dtype)
+        self._local = threading.local()
+
+    def numbers(self, without: Container[str] = ()) -> int:
+        """How many numbers parameters and float buffers hold, but for those of these names."""
+        return sum(math.prod(shape) for n, shape in self.shapes.items() if n not in without)
+
+    def initial(self) -> Params:
+        """A copy of the starting parameters and float buffers, in the server's precision."""
+        return tree.clone(self._initial)
+
+    def module(self) -> nn.Module:
+        """A copy of the module, with its starting parameters."""
+        return copy.deepcopy(self._template)
+
+    def trained(self, params: Params) -> Params:
+        """The trainable leaves of the parameters."""
+        return {name: params[name] for name in self.trainable}
+
+    def outputs(self, params: Params, batch: Batch, *, training: bool) -> Any:
+        """The module's answer; ``params`` holds parameters and buffers, and BatchNorm writes into those buffers."""
+        bound = self._bound(training)
+        if self.dtype != torch.float32:
+            batch = {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in batch.items()}
+        with bound.using(params):
+            if not training or self.stochastic is False:
+                return self._forward(bound.module, batch)
+            with KeyedDropout(batch.get("key")) as dropout:
+                outputs = self._forward(bound.module, batch)
+            self.stochastic = self.stochastic or dropout.met
+            return outputs
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """The mean of the criterion over the real examples of the batch, in training mode; zero where none is."""
+        if batch.keys() <= {"key", "mask", IDLE}:
+            return torch.zeros((), device=self.device, dtype=self.dtype)
+        return masked_mean(self.losses(params, batch, training=True), batch.get("mask"))
+
+    def losses(self, params: Params, batch: Batch, *, training: bool) -> Tensor:
+        """The criterion, one number per example."""
+        values = self.criterion(self.outputs(params, batch, training=training), batch)
+        if values.ndim != 1:
+            raise InputError(
+                f"A criterion gives one loss per example, shape [batch], but this one gave {list(values.shape)};"
+                " use reduction='none' and average over all but the first dimension."
+            )
+        return values
+
+    def _bound(self, training: bool) -> _Bound:
+        copies: dict[bool, _Bound] = self._local.__dict__.setdefault("copies", {})
+        if training not in copies:
+            copies[training] = _Bound(self._template, training)
+        return copies[training]
+
+
+class _Bound:
+    """A copy of the template's structure (its tensors are shared) whose parameters can be swapped quickly."""
+
+    def __init__(self, template: nn.Module, training: bool) -> None:
+        shared = [*template.parameters(), *(b for b in template.buffers() if b.is_floating_point())]
+        self.module = copy.deepcopy(template, {id(t): t for t in shared}).train(training)
+        names = {id(t): n for n, t in [*self.module.named_parameters(), *self.module.named_buffers()]}
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
+        for child in self.module.modules():
+            for store in (child._parameters, child._buffers):
+                for leaf, tensor in store.items():
+                    if tensor is not None:
+                        self._places[names[id(tensor)]].append((store, leaf))
+        self._own = {name: places[0][0][places[0][1]] for name, places in self._places.items()}
+        self._integers = [n for n, b in self.module.named_buffers() if not b.is_floating_point()] if training else []
+
+    def using(self, params: Params) -> _Swap:
+        fresh = {name: self._own[name].clone() for name in self._integers}
+        return _Swap(self._places, self._own, params | fresh if fresh else params)
+
+
+class _Swap:
+    """Puts parameters in their places and afterwards the template's back, so that nothing of a client lingers."""
+
+    def __init__(
+        self, places: dict[str, list[tuple[dict[str, Any], str]]], own: dict[str, Any], params: Params
+    ) -> None:
+        self.places, self.own, self.params = places, own, params
+
+    def __enter__(self) -> None:
+        self._put(self.params)
+
+    def __exit__(self, *error: object) -> None:
+        self._put({name: self.own[name] for name in self.params})
+
+    def _put(self, tensors: dict[str, Any]) -> None:
+        for name, tensor in tensors.items():
+            for store, leaf in self.places[name]:
+                store[leaf] = tensor
+
+
+def _default_forward(module: nn.Module) -> Forward:
+    if hasattr(module, "on_batch"):
+        return lambda module, batch: module.on_batch(batch)  # type: ignore[operator]
+    return lambda module, batch: module(batch["x"])
+
+
+def _checked_tables(tables: Mapping[str, Sequence[str]], trainable: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Tables by name; those that share a field of ids must share all of them, so that ids can be renumbered."""
+    checked = {name: tuple(fields) for name, fields in tables.items()}
+    for name, fields in checked.items():
+        if name not in trainable:
+            raise InputError(f"The table '{name}' is not a trainable parameter; there are {', '.join(trainable)}.")
+        if not fields or isinstance(tables[name], str):
+            raise InputError(f"The table '{name}' needs a list of the fields whose ids index it.")
+        for other, others in checked.items():
+            if others != fields and set(others) & set(fields):
+                raise InputError(f"The tables '{name}' and '{other}' share a field of ids; give both the same fields.")
+    return checked
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the values whose mask is set; zero where none is."""
+    if mask is None:
+        return values.mean()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)

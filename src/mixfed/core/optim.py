@@ -1,0 +1,193 @@
+"""Optimizers as values: a learning rate and a rule that turns gradients into a direction.
+
+The same values serve as client, server, central and merge optimizers. A server optimizer receives −Δ as its gradient
+(Reddi et al., Adaptive Federated Optimization), so FedAvgM, FedAdam, FedYogi and FedAdagrad are FedAvg with
+``momentum``, ``adam``, ``yogi`` and ``adagrad`` here. Every rule is written leaf by leaf in plain tensor operations so
+that it also runs under ``torch.vmap``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixfed.core import tree
+from mixfed.core.tree import Params
+from mixfed.errors import InputError
+
+Memory = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """x ← x − η·decayᵗ·direction(gradient, memory).
+
+    ``init`` makes the memory (a tree, so that it can be checkpointed) and ``direction`` returns the step's direction
+    and the next memory. ``decay`` multiplies the rate once per round t.
+    """
+
+    rule: str
+    learning_rate: float
+    init: Callable[[Params], Memory]
+    direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
+    decay: float = 1.0
+
+    def rate(self, round: int) -> float:
+        """η·decayᵗ."""
+        return float(self.learning_rate * self.decay**round)
+
+    def step(self, params: Params, gradient: Params, memory: Memory, round: int = 0) -> tuple[Params, Memory]:
+        """One update of the leaves that the gradient names; other leaves pass through."""
+        moved = {name: params[name] for name in gradient}
+        direction, memory = self.direction(gradient, memory, moved)
+        return tree.add(params, direction, -self.rate(round)), memory
+
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether Δ = −η·Σ gradients, so that a gradient can be recovered from an update."""
+        return self.rule == "sgd"
+
+
+def sgd(
+    learning_rate: float,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    decay: float = 1.0,
+) -> Optimizer:
+    """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
+    if nesterov and not momentum:
+        raise InputError("Nesterov's rule needs momentum above 0.")
+
+    def init(params: Params) -> Memory:
+        return {"momentum": tree.zeros(params)} if momentum else {}
+
+    def direction(gradient: Params, memory: Memory, params: Params) -> tuple[Params, Memory]:
+        gradient = _decayed(gradient, params, weight_decay)
+        if not momentum:
+            return gradient, memory
+        moving = {n: memory["momentum"][n] * momentum + g for n, g in gradient.items()}
+        ahead = tree.add(gradient, moving, momentum) if nesterov else moving
+        return ahead, {"momentum": moving}
+
+    rule = (
+        "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
+    )
+    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+
+
+def adam(
+    learning_rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    bias_correction: bool = True,
+    decay: float = 1.0,
+) -> Optimizer:
+    """Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², direction m̂/(√v̂ + ε).
+
+    FedAdam as published has no bias correction and ε = τ = 1e-3 (``bias_correction=False, epsilon=1e-3``).
+    """
+
+    def second(v: Tensor, g: Tensor) -> Tensor:
+        return v * betas[1] + g * g * (1 - betas[1])
+
+    return _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, decay, second)
+
+
+def yogi(
+    learning_rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.99),
+    epsilon: float = 1e-3,
+    weight_decay: float = 0.0,
+    bias_correction: bool = False,
+    decay: float = 1.0,
+) -> Optimizer:
+    """Yogi: as Adam with v ← v − (1−β₂)·g²·sign(v − g²), which lets v fall only slowly."""
+
+    def second(v: Tensor, g: Tensor) -> Tensor:
+        squared = g * g
+        return v - squared * torch.sign(v - squared) * (1 - betas[1])
+
+    return _adaptive("yogi", learning_rate, betas, epsilon, weight_decay, bias_correction, decay, second)
+
+
+def adagrad(
+    learning_rate: float,
+    *,
+    epsilon: float = 1e-3,
+    initial: float = 0.0,
+    weight_decay: float = 0.0,
+    decay: float = 1.0,
+) -> Optimizer:
+    """AdaGrad: v ← v + g², direction g/(√v + ε)."""
+
+    def init(params: Params) -> Memory:
+        return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
+
+    def direction(gradient: Params, memory: Memory, params: Params) -> tuple[Params, Memory]:
+        gradient = _decayed(gradient, params, weight_decay)
+        second = {n: memory["second"][n] + g * g for n, g in gradient.items()}
+        return {n: g / (second[n].sqrt() + epsilon) for n, g in gradient.items()}, {"second": second}
+
+    return Optimizer("adagrad", _positive(learning_rate), init, direction, decay)
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yogi": yogi, "adagrad": adagrad}
+
+
+def with_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
+    """The same rule with another learning rate."""
+    return replace(optimizer, learning_rate=_positive(learning_rate))
+
+
+def _adaptive(
+    rule: str,
+    learning_rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    bias_correction: bool,
+    decay: float,
+    second_moment: Callable[[Tensor, Tensor], Tensor],
+) -> Optimizer:
+    def init(params: Params) -> Memory:
+        some = next(iter(params.values()))
+        count = torch.zeros((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))
+        return {"first": tree.zeros(params), "second": tree.zeros(params), "count": count}
+
+    def direction(gradient: Params, memory: Memory, params: Params) -> tuple[Params, Memory]:
+        gradient = _decayed(gradient, params, weight_decay)
+        count = memory["count"] + 1
+        first = {n: memory["first"][n] * betas[0] + g * (1 - betas[0]) for n, g in gradient.items()}
+        second = {n: second_moment(memory["second"][n], g) for n, g in gradient.items()}
+        memory = {"first": first, "second": second, "count": count}
+        if not bias_correction:
+            return {n: m / (second[n].sqrt() + epsilon) for n, m in first.items()}, memory
+        c1, c2 = _warmth(betas[0], count), _warmth(betas[1], count)
+        return {n: (m / c1) / ((second[n] / c2).sqrt() + epsilon) for n, m in first.items()}, memory
+
+    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+
+
+def _warmth(beta: float, count: Tensor) -> Tensor:
+    """1 − βᵗ, without the cancellation that costs five digits at β = 0.999."""
+    return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
+
+
+def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
+    return tree.add(gradient, params, weight_decay) if weight_decay else gradient
+
+
+def _positive(rate: float) -> float:
+    if not rate >= 0:
+        raise InputError(f"A learning rate cannot be {rate}; give a number that is not negative.")
+    return float(rate)

@@ -1,0 +1,190 @@
+"""Metrics: how good a model is on data it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mixfed.core import tree
+from mixfed.core.algorithm import CLIENTS, Personal
+from mixfed.core.batches import gather
+from mixfed.core.model import Model
+from mixfed.core.private import PrivateStore
+from mixfed.core.recommend import Recall
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
+from mixfed.data.store import CentralData
+from mixfed.errors import InputError, explained
+
+Metric = Callable[[Tensor, Batch], Tensor]
+"""One number per example from a model's outputs and the batch; the metric is their mean."""
+
+
+def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
+    """Whether the prediction is right: the largest logit, or a single logit above zero. Sequences: the mean."""
+    labels = batch["y"]
+    if outputs.shape[-1] == 1 or outputs.shape == labels.shape:
+        right = (outputs.reshape(labels.shape) > 0).eq(labels > 0.5)
+    else:
+        right = outputs.argmax(-1).eq(labels)
+    return right.float().reshape(len(labels), -1).mean(dim=1)
+
+
+RECALLS: dict[str, Metric] = {f"recall@{k}": Recall(k) for k in (1, 5, 10)}
+EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy} | RECALLS
+METRICS = ("loss", "accuracy", "auc", "parity_gap", "odds_gap", *RECALLS)
+
+
+def evaluator(
+    model: Model,
+    data: CentralData | Mapping[str, CentralData],
+    metrics: Sequence[str] = ("loss", "accuracy"),
+    *,
+    personal: Personal | None = None,
+    batch_size: int = 1024,
+) -> Callable[[Params, PrivateStore], dict[str, float]]:
+    """A function that evaluates parameters on the data; with several sets, each by name: ``accuracy_chat``.
+
+    A set named "" gives plain names. With ``personal`` clients have models of their own: the metrics are the mean over
+    the models of all clients that have trained so far.
+    """
+    for name in metrics:
+        if name not in METRICS:
+            raise InputError(f"There is no metric '{name}'; choose from {', '.join(METRICS)}.")
+    sets = dict(data) if isinstance(data, Mapping) else {"": data}
+
+    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        models = (personal(params, p) for _, p in privates.items(CLIENTS)) if personal else iter([params])
+        measured = [_measure_all(model, p, sets, metrics, batch_size) for p in models]
+        measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
+        return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
+
+    return evaluate
+
+
+def _measure_all(
+    model: Model, params: Params, sets: Mapping[str, CentralData], metrics: Sequence[str], batch_size: int
+) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, data in sets.items():
+        values = measure(model, params, data, metrics, batch_size)
+        found |= {f"{metric}_{name}" if name else metric: v for metric, v in values.items()}
+    return found
+
+
+def measure(
+    model: Model, params: Params, data: CentralData, metrics: Sequence[str], batch_size: int = 1024
+) -> dict[str, float]:
+    """The metrics of one model on one set, one large batch at a time."""
+    figures = Figures(model, metrics)
+    for batch, outputs in answers(model, params, data, batch_size):
+        figures.add(outputs, batch)
+    return figures.result()
+
+
+def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
+    """The batches of a set in order, each with the model's outputs in 32 bits at least."""
+    weights = tree.cast(params, model.dtype)
+    for start in range(0, len(data), batch_size):
+        batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
+        with torch.no_grad(), explained("The model cannot answer"):
+            outputs = model.outputs(weights, batch, training=False)
+        yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
+
+
+class Figures:
+    """Metrics over outputs that come batch by batch, from one model or from many."""
+
+    def __init__(self, model: Model, metrics: Sequence[str]) -> None:
+        self.model, self.metrics = model, metrics
+        self.examples = 0
+        self._totals: dict[str, float] = {}
+        self._collected: dict[str, list[NDArray[Any]]] = {"y": [], "scores": [], "protected": []}
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Takes the outputs for one batch."""
+        self.examples += len(next(iter(batch.values())))
+        for name in self.metrics:
+            if name in RANKING_METRICS:
+                continue
+            values = self.model.criterion(outputs, batch) if name == "loss" else EXAMPLE_METRICS[name](outputs, batch)
+            self._totals[name] = self._totals.get(name, 0.0) + float(values.double().sum())
+        if any(name in RANKING_METRICS for name in self.metrics):
+            found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
+            for name, x in (found | {n: batch[n] for n in ("protected",) if n in batch}).items():
+                self._collected[name].append(x.cpu().numpy())
+
+    def result(self) -> dict[str, float]:
+        """The metrics over everything so far."""
+        found = {name: total / self.examples for name, total in self._totals.items()}
+        arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
+        found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
+        return {name: found[name] for name in self.metrics}
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) if outputs.is_floating_point() else outputs
+
+
+def _scores(outputs: Tensor) -> Tensor:
+    """How much an example looks like the second class: one logit, or the difference of two."""
+    if outputs.shape[1] > 2:
+        raise InputError(f"AUC needs a model with one or two outputs, and this one has {outputs.shape[1]}.")
+    return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
+
+
+def auc(found: Mapping[str, NDArray[Any]]) -> float:
+    """The area under the ROC curve of the scores."""
+    return area(found["y"], found["scores"])
+
+
+def area(labels: NDArray[Any], scores: NDArray[Any]) -> float:
+    """The area under the ROC curve; not a number where a score is none."""
+    from sklearn.metrics import roc_auc_score  # here because it takes a second to import
+
+    if not np.isfinite(scores).all():
+        return float("nan")
+    if len(np.unique(labels)) != 2:
+        raise InputError("AUC needs an evaluation set with two labels.")
+    return float(roc_auc_score(labels, scores))
+
+
+def parity_gap(found: Mapping[str, NDArray[Any]]) -> float:
+    """Demographic parity: |P(ŷ = 1 | p = 1) − P(ŷ = 1 | p = 0)|, the largest over the protected attributes."""
+    chosen = found["scores"] > 0
+    return _largest(_gap(chosen, p) for p in _attributes(found))
+
+
+def odds_gap(found: Mapping[str, NDArray[Any]]) -> float:
+    """Equalised odds: the largest |P(ŷ = 1 | y, p = 1) − P(ŷ = 1 | y, p = 0)| over y and the protected attributes."""
+    chosen, true = found["scores"] > 0, found["y"] > 0.5
+    return _largest(_gap(chosen[true == y], p[true == y]) for p in _attributes(found) for y in (False, True))
+
+
+def _attributes(found: Mapping[str, NDArray[Any]]) -> list[NDArray[np.bool_]]:
+    if "protected" not in found:
+        raise InputError("Fairness gaps need examples with a field 'protected'; name attributes in data.protected.")
+    return [column > 0.5 for column in found["protected"].reshape(len(found["y"]), -1).T]
+
+
+def _largest(gaps: Iterable[float]) -> float:
+    """The largest gap between groups that both have examples; not a number where there are no such groups."""
+    return max((gap for gap in gaps if not np.isnan(gap)), default=float("nan"))
+
+
+def _gap(chosen: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:
+    if group.all() or not group.any():
+        return float("nan")
+    return float(abs(chosen[group].mean() - chosen[~group].mean()))
+
+
+RANKING_METRICS: dict[str, Callable[[Mapping[str, NDArray[Any]]], float]] = {
+    "auc": auc,
+    "parity_gap": parity_gap,
+    "odds_gap": odds_gap,
+}

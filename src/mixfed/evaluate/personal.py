@@ -1,0 +1,152 @@
+"""How good clients' own models are: on known devices (local test) and on unknown ones (new test).
+
+The local test asks each client's own model about the client's own test examples. The new test does not know whose an
+example is, so it asks the models of all clients that have trained and averages their outputs; or, much cheaper, it
+averages their weights once and asks the one model. Clients are visited one after another: memory does not grow with
+their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from mixfed.core import tree
+from mixfed.core.algorithm import CLIENTS, Algorithm, Personal, Private
+from mixfed.core.model import Model
+from mixfed.core.private import PrivateStore
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
+from mixfed.evaluate.metrics import Figures, answers, measure
+from mixfed.models.parts import AUXILIARY
+
+Evaluate = Callable[[Params, PrivateStore], dict[str, float]]
+
+
+def combined(*evaluations: Evaluate) -> Evaluate:
+    """Several evaluations as one."""
+
+    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        return {name: value for each in evaluations for name, value in each(params, privates).items()}
+
+    return evaluate
+
+
+def local_test(
+    algorithm: Algorithm,
+    data: FederatedData,
+    metrics: Sequence[str] = ("accuracy",),
+    *,
+    clients: ArrayLike | None = None,
+    name: str = "local",
+) -> Evaluate:
+    """Each client's own model on the client's own test examples, every example counting the same.
+
+    A client that has not trained yet uses the common model. ``clients`` limits the test to some.
+    """
+    chosen = np.arange(len(data)) if clients is None else np.asarray(clients)
+    chosen = chosen[data.sizes(chosen) > 0]
+    if not len(chosen):
+        raise InputError("There are no test examples on clients; set data.own_test to a share above 0.")
+    pooled = data.select(chosen).pooled()
+
+    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        if algorithm.personal is None:
+            found = measure(algorithm.model, params, pooled, metrics)
+        else:
+            figures = Figures(algorithm.model, metrics)
+            for client, own in models(algorithm.personal, params, privates, chosen):
+                mine = CentralData(data.client(client), data.prepare)
+                for batch, outputs in answers(algorithm.model, own, mine):
+                    figures.add(outputs, batch)
+            found = figures.result()
+        return {f"{metric}_{name}": value for metric, value in found.items()}
+
+    return evaluate
+
+
+def new_test(
+    algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "new"
+) -> Evaluate:
+    """The mean of the outputs of all clients' models, on examples of which the device is not known."""
+
+    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        figures = Figures(algorithm.model, metrics)
+        for batch, outputs in ensemble(algorithm.model, algorithm.personal, data, params, privates):
+            figures.add(outputs, batch)
+        return {f"{metric}_{name}": value for metric, value in figures.result().items()}
+
+    return evaluate
+
+
+def averaged_test(
+    algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "averaged"
+) -> Evaluate:
+    """One model with the mean of the weights of all clients' models, on examples of which the device is not known."""
+
+    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        mean = average(algorithm.personal, params, privates)
+        found = measure(algorithm.model, mean, data, metrics)
+        return {f"{metric}_{name}": value for metric, value in found.items()}
+
+    return evaluate
+
+
+def models(
+    personal: Personal, params: Params, privates: PrivateStore, clients: ArrayLike | None = None
+) -> Iterator[tuple[int, Params]]:
+    """The models of these clients, or of all that have trained, one at a time."""
+    trained = privates.seen(CLIENTS)
+    known = set(trained.tolist())
+    for client in (trained if clients is None else np.asarray(clients)).tolist():
+        kept: Private = privates.get(CLIENTS, client) if client in known else {}
+        yield client, personal(params, kept) if kept else params
+
+
+def ensemble(
+    model: Model, personal: Personal | None, data: CentralData, params: Params, privates: PrivateStore
+) -> Iterator[tuple[Batch, Tensor]]:
+    """The batches of a set, each with the mean of the outputs of all clients' models."""
+    if personal is None or not len(privates.seen(CLIENTS)):
+        yield from answers(model, params, data)
+        return
+    totals: list[Tensor] = []
+    count = 0
+    for _, own in models(personal, params, privates):
+        for number, (_, outputs) in enumerate(answers(model, own, data)):
+            if count:
+                totals[number] += outputs
+            else:
+                totals.append(outputs.clone())
+        count += 1
+    for (batch, _), total in zip(answers(model, params, data), totals, strict=True):
+        yield batch, total / count
+
+
+def average(personal: Personal | None, params: Params, privates: PrivateStore) -> Params:
+    """The mean of the weights of all clients' models."""
+    if personal is None or not len(privates.seen(CLIENTS)):
+        return params
+    total: Params = {}
+    count = 0
+    for _, own in models(personal, params, privates):
+        wide = tree.map_leaves(lambda x: x.to(torch.promote_types(x.dtype, torch.float32)), own)
+        total = tree.add(total, wide) if count else tree.clone(wide)
+        count += 1
+    return tree.scale(total, 1 / count)
+
+
+def bytes_once(personal: Personal | None, params: Params, privates: PrivateStore) -> int:
+    """What all clients' own parts weigh (without auxiliary models): sent up once, they make the new test possible."""
+    clients = privates.seen(CLIENTS)
+    if personal is None or not len(clients):
+        return 0
+    own = personal(params, privates.get(CLIENTS, int(clients[0])))
+    asked = {n: x for n, x in own.items() if x is not params.get(n) and not n.startswith(AUXILIARY)}
+    return len(clients) * tree.nbytes(asked)

@@ -1,0 +1,268 @@
+"""From a recipe to something that runs: its data, model, trainers, algorithm and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mixfed import rng
+from mixfed.algorithms.registry import ALGORITHMS, Setup, base_of
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
+from mixfed.core.fit import check_fit
+from mixfed.core.loop import Callback, Evaluate, Result, run
+from mixfed.core.losses import CRITERIA
+from mixfed.core.model import Loss, Model
+from mixfed.core.recommend import spreadout_of
+from mixfed.core.schedule import Joining, Late, Schedule
+from mixfed.core.train import LocalTrainer, weighted
+from mixfed.data.scenario import Scenario
+from mixfed.data.sources import Source
+from mixfed.data.store import FederatedData, spread
+from mixfed.errors import InputError
+from mixfed.evaluate.metrics import evaluator
+from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
+from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
+from mixfed.experiments.schema import parameters
+from mixfed.models import MODELS
+from mixfed.models.weights import load_weights
+from mixfed.transforms.rows.exchange import exchange_rows
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe made concrete."""
+
+    recipe: Recipe
+    scenario: Scenario
+    algorithm: Algorithm
+    clients: FederatedData
+    evaluate: Evaluate
+
+    def run(
+        self,
+        *,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Checkpoints | None = None,
+        resume: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> Result:
+        """Trains as the recipe says."""
+        recipe, how, joining = self.recipe, self.recipe.simulator, self.recipe.data.joining
+        if how.private == "disk" and checkpoints is None:
+            raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
+        private = checkpoints.folder / "private" if checkpoints and how.private == "disk" else None
+        held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
+        simulator = Simulator(
+            how.executor,
+            threads=how.threads or None,
+            chunk=how.chunk or None,
+            memory=how.memory,
+            in_flight=how.in_flight,
+            say=say,
+        )
+        return run(
+            self.algorithm,
+            self.clients,
+            rounds=recipe.rounds,
+            schedule=build_schedule(recipe),
+            central={n: d for n, d in held.items() if d is not None},
+            seed=recipe.seed,
+            evaluate=self.evaluate,
+            every=recipe.evaluate.every,
+            backend=simulator,
+            callbacks=callbacks,
+            checkpoints=checkpoints,
+            resume=resume,
+            should_stop=should_stop,
+            joining=Joining(joining.round, joining.fraction, joining.settle) if joining.round else None,
+            private_folder=private,
+        )
+
+
+def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
+    """The experiment of a recipe; a scenario that was built before for the same data and seed can be given."""
+    if recipe.evaluate.best_of_last < 1:
+        raise InputError("evaluate.best_of_last is how many of the last evaluations to choose from, so at least 1.")
+    scenario = scenario or build_scenario(recipe)
+    model = build_model(recipe, scenario)
+    entry = ALGORITHMS[recipe.algorithm]
+    mixes = _mixes(recipe)
+    setup = build_setup(recipe, scenario, model)
+    algorithm = entry.make(setup, **recipe.algorithm_options())
+    on_clients = recipe.regulariser.name != "none" and not mixes
+    if recipe.rows.exchange and algorithm.batching and not on_clients:
+        algorithm = exchange_rows(algorithm, by_touch=recipe.rows.by_touch)
+    elif recipe.rows.by_touch:
+        why = "they need whole tables for the regulariser" if recipe.rows.exchange else "rows.exchange is false"
+        raise InputError(
+            f"rows.by_touch is for clients that exchange rows, and those of {recipe.algorithm} do not: {why}."
+        )
+    clients = scenario.clients
+    if entry.oracle and scenario.central is not None:
+        clients = spread(scenario.central, clients, recipe.seed)
+    return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+
+
+def build_schedule(recipe: Recipe) -> Schedule:
+    """Who is asked, and when they report."""
+    section = recipe.schedule
+    for name, option in parameters(DELAYS[section.delay]).items():
+        if option.required and name not in section.options:
+            raise InputError(f"The delay '{section.delay}' needs schedule.{name}.")
+    delays = DELAYS[section.delay](**section.options)
+    if section.speeds:
+        delays = SpeedClasses(delays, section.speeds, section.shares)
+    if section.dropout:
+        delays = Dropouts(delays, section.dropout)
+    late: Late = "" if section.late == "auto" else section.late
+    return Schedule(recipe.cohort, delays, section.buffer, section.concurrency, late, section.patience)
+
+
+def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
+    """What every algorithm of the recipe is made from."""
+    client, centre = _trainer(recipe.client, model, "client"), None
+    if scenario.central is not None and (recipe.regulariser.name == "none" or recipe.regulariser.with_data):
+        centre = _trainer(recipe.central, model, "central")
+    regulariser = _regulariser(recipe, model)
+    if regulariser is not None and not _mixes(recipe):
+        own, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
+        client = replace(client, loss=lambda params, batch: own(params, batch) + common(params, batch))
+        regulariser = None
+    without_centre = {} if scenario.central is None or centre else {"without_centre": _ONLY_REGULARISES}
+    return Setup(
+        client=against_adversary(recipe, client),
+        server=optimizer_of(recipe.server),
+        rounds=recipe.rounds,
+        centre=centre,
+        regulariser=replace(_trainer(recipe.central, model, "central"), loss=regulariser) if regulariser else None,
+        merge=optimizer_of(recipe.merge),
+        weights=(recipe.mixing.w_f, recipe.mixing.w_c),
+        options=recipe.algorithms,
+        **without_centre,
+        of_other_domain=recipe.data.central.kind == "other",
+    )
+
+
+_ONLY_REGULARISES = "the centre has some but is to minimise the regulariser only; set regulariser.with_data=true"
+
+
+def _mixes(recipe: Recipe) -> bool:
+    """Whether the algorithm, or the one that it is built on, minimises a regulariser at the centre."""
+    name = recipe.algorithm
+    entry = base_of(recipe.algorithm_options().get("base", "fedavg")) if name == "lg_fedavg" else ALGORITHMS[name]
+    return entry.mixes
+
+
+def _regulariser(recipe: Recipe, model: Model) -> Loss | None:
+    section = recipe.regulariser
+    if section.name == "none":
+        return None
+    if not model.tables:
+        raise InputError(
+            f"The network '{recipe.model.name}' has no table of embeddings whose spreadout could be taken."
+        )
+    return spreadout_of(next(iter(model.tables)), section.scale, by_pairs=section.by_pairs)
+
+
+def build_model(recipe: Recipe, scenario: Scenario) -> Model:
+    """The network, started from (seed, "model"), in the recipe's precision on its device."""
+    section = recipe.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(recipe.seed, "model"))
+        try:
+            module = MODELS[section.name](**_sizes(section, scenario.source, scenario.clients) | section.options)
+        except (RuntimeError, ValueError, ZeroDivisionError) as error:
+            raise InputError(
+                f"The network '{section.name}' cannot be built so: {str(error).splitlines()[0]}."
+            ) from error
+    if section.weights:
+        load_weights(module, section.weights)
+    module, criterion, forward = beside_head(recipe, scenario, module, CRITERIA[section.criterion])
+    model = Model(
+        module,
+        criterion,
+        forward=forward,
+        buffers=section.buffers,
+        dtype=getattr(torch, section.dtype),
+        device=usable_device(recipe.device),
+    )
+    check_fit(model, scenario.test, "the test examples")
+    if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
+        check_fit(model, scenario.central, "the central examples")
+    return model
+
+
+def _sizes(section: ModelSection, source: Source, clients: FederatedData) -> dict[str, int]:
+    """What a network needs to know that the data determine."""
+    shape = clients.arrays["x"].shape[1:]
+    wanted = parameters(MODELS[section.name])
+    outputs = 1 if section.criterion != "cross_entropy" else source.classes
+    known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
+    known["items"] = source.classes
+    known["size"] = shape[-1] if shape else None
+    if len(shape) == 3:
+        known["channels"] = shape[0]
+    found = {name: int(value) for name, value in known.items() if name in wanted and value is not None}
+    for name in wanted:
+        if wanted[name].required and name not in found and name not in section.options:
+            raise InputError(f"The network '{section.name}' needs model.{name}, which this source does not determine.")
+    return found
+
+
+def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
+    if bool(section.steps) == bool(section.epochs):
+        raise InputError(f"Give either {name}.steps or {name}.epochs, and leave the other one 0.")
+    batching = Batching(section.batch_size, section.steps or None, section.epochs or None, section.shuffle)
+    return LocalTrainer(model, optimizer_of(section), batching, section.clip or None)
+
+
+def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Evaluate:
+    """The metrics on every set that the recipe names."""
+    on, metrics, sets = recipe.evaluate.on, recipe.evaluate.metrics, recipe.evaluate.sets
+    parts = {"" if n == "all" else n: scenario.part(on, n) for n in sets if n in ("all", "clients", "centre")}
+    found = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
+    last = len(scenario.clients) - 1
+    for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
+        if name in sets:
+            found.append(local_test(algorithm, _own(recipe, scenario, name), metrics, clients=clients, name=name))
+    for name, test in (("new", new_test), ("averaged", averaged_test)):
+        if name in sets:
+            found.append(test(algorithm, scenario.part(on, "all"), metrics))
+    if "adversary" in sets or "postfit" in sets:
+        found += adversary_tests(recipe, scenario, algorithm, _own(recipe, scenario, "local"))
+    return combined(*found)
+
+
+def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
+    if name != "local" and not recipe.data.joining.round:
+        raise InputError(f"No device joins, so there is no evaluation set '{name}'; set data.joining.round.")
+    if recipe.evaluate.on == "centre":
+        raise InputError(f"The centre's examples belong to no client, so there is no evaluation set '{name}' of them.")
+    if recipe.evaluate.on not in scenario.own:
+        raise InputError(
+            f"Clients have no {recipe.evaluate.on} examples of their own for the evaluation set '{name}';"
+            f" set data.own_{recipe.evaluate.on} to a share above 0."
+        )
+    return scenario.own[recipe.evaluate.on]
+
+
+def usable_device(name: str) -> torch.device:
+    """The device, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"The device '{name}' cannot be used here: {str(error).splitlines()[0].rstrip('.')}."
+        ) from error
+    return device

@@ -1,0 +1,129 @@
+"""From a recipe's data section to who holds what: clients, the centre, the test and the validation part."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed import rng
+from mixfed.data._arrays import join
+from mixfed.data.images import images_like
+from mixfed.data.partition import label_split
+from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own, with_label_noise
+from mixfed.data.sources import Examples, load_source
+from mixfed.data.store import CentralData
+from mixfed.errors import InputError
+from mixfed.experiments.recipe import Recipe
+
+
+def build_scenario(recipe: Recipe) -> Scenario:
+    """Loads the source and deals its examples to clients and centre; held-out examples are the same for all seeds."""
+    if recipe.theory.rho:
+        raise InputError(f"{recipe.name} has curves in closed form and no data to deal; draw them with 'mixfed run'.")
+    data = recipe.data
+    source = load_source(data.source, data.folder or None, **data.options)
+    people = None if source.natural_clients is None else source.natural_clients["train"]
+    train, test = [Examples(source.train, people)], [Examples(source.test, None)]
+    if data.central.kind == "source":
+        if source.centre is None:
+            raise InputError(
+                f"The source '{data.source}' has nothing for the centre; choose another data.central.kind."
+            )
+        train.append(source.centre)
+    if data.held_out:
+        train, test = apart(train, data.held_out, "test", whole_people=True)
+    if not len(test[0]):
+        raise InputError(f"The source '{data.source}' has no test part; set data.held_out to hold people out for it.")
+    of_test: Examples | None = None
+    if data.central.kind == "test":
+        test[0], of_test = _from_test(test[0], data.central.examples)
+    evaluation = {"test": test}
+    if data.validation:
+        natural = data.partition.kind == "natural"
+        train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
+    on_clients, at_centre = _sides(recipe, train)
+    at_centre, of_centre = _kept_apart(recipe, of_test or at_centre)
+    together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
+    how = data.partition
+    clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
+    own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
+    if data.joining.round:
+        sizes = {"train": data.joining.train, "test": data.joining.test, "validation": data.joining.test}
+        own = join_device(own, source, sizes, data.joining.degrees, recipe.seed)
+    return Scenario(
+        clients=with_label_noise(own.pop("train"), data.label_noise, source.classes, recipe.seed),
+        central=None if at_centre is None else CentralData(at_centre.arrays, source.prepare),
+        test=CentralData(together["test"], source.prepare),
+        validation=CentralData(together["validation"], source.prepare) if data.validation else None,
+        source=source,
+        like_clients={name: _like_clients(recipe, sides) for name, sides in evaluation.items()},
+        own=own,
+        of_centre=None if of_centre is None else CentralData(of_centre.arrays, source.prepare),
+    )
+
+
+def _kept_apart(recipe: Recipe, at_centre: Examples | None) -> tuple[Examples | None, Examples | None]:
+    """What the centre trains on, and what it keeps apart of it to tune on."""
+    share = recipe.data.central.validation
+    if not share:
+        return at_centre, None
+    if at_centre is None or recipe.data.central.kind == "other":
+        raise InputError(
+            "data.central.validation keeps examples of the task at the centre apart, and the centre holds none."
+        )
+    (rest,), (kept,) = apart([at_centre], share, "the centre's validation", whole_people=False)
+    return rest, kept
+
+
+def _like_clients(recipe: Recipe, sides: list[Examples]) -> NDArray[np.bool_] | None:
+    """Which of the sides' examples are of the kind that clients hold, if the centre holds another kind."""
+    central = recipe.data.central
+    if central.kind == "labels":
+        return np.isin(sides[0].arrays["y"], central.client_labels)
+    return np.arange(sum(map(len, sides))) < len(sides[0]) if central.kind == "source" else None
+
+
+def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | None]:
+    """What goes to clients, and what stays at the centre."""
+    train, central = sides[0], recipe.data.central
+    if central.kind in ("none", "test"):
+        return train, None
+    if central.kind == "other":
+        return train, _from_another(recipe, train)
+    if central.kind == "source":
+        return train, sides[1]
+    if central.kind == "people":
+        (rest,), (held,) = apart([train], central.fraction, "centre", whole_people=True)
+        return rest, held
+    if central.kind == "fraction":
+        share = central.fraction
+        rows = rng.generator(recipe.seed, "scenario/central").permutation(len(train))
+        count = round(share * len(train))
+        if not 0 < count < len(train):
+            raise InputError(f"data.central.fraction must leave examples on both sides, and {share} does not.")
+        return train.rows(np.sort(rows[count:])), train.rows(np.sort(rows[:count]))
+    if not central.client_labels:
+        raise InputError(
+            "With data.central.kind = 'labels', data.central.client_labels says which labels clients hold."
+        )
+    ours, theirs = label_split(train.arrays["y"], central.client_labels, recipe.seed, central.inside, central.outside)
+    return train.rows(ours), train.rows(theirs)
+
+
+def _from_test(test: Examples, count: int) -> tuple[Examples, Examples]:
+    """The test part without so many of its examples, and those; the same for every seed."""
+    if not 0 < count < len(test):
+        raise InputError(f"data.central.examples must be 1 to {len(test) - 1} of the test part, not {count}.")
+    rows = rng.generator(0, "scenario/of-test").permutation(len(test))
+    return test.rows(np.sort(rows[count:])), test.rows(np.sort(rows[:count]))
+
+
+def _from_another(recipe: Recipe, train: Examples) -> Examples:
+    """Examples of another source, as images of the clients' shape."""
+    central = recipe.data.central
+    other = load_source(central.source, recipe.data.folder or None).train
+    count = central.examples or len(other["y"])
+    if not 0 < count <= len(other["y"]):
+        raise InputError(f"The source '{central.source}' has {len(other['y'])} examples, not {count}.")
+    rows = np.sort(rng.generator(recipe.seed, "scenario/other").permutation(len(other["y"]))[:count])
+    return Examples({"x": images_like(other["x"][rows], train.arrays["x"]), "y": other["y"][rows]}, None)

@@ -1,0 +1,318 @@
+"""A recipe: one experiment as one TOML file. This module is its schema, with every default.
+
+Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``threads``,
+``chunk``), because TOML has no null.
+
+A recipe may have settings that hold only for one algorithm: ``[for.gradient_2way.client] learning_rate = 1.0``, and
+lists of settings to choose from for each, ``[tune.gradient_2way.client] learning_rate = [0.3, 1.0]``
+(:mod:`mixfed.experiments.tune`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import tomli_w
+
+from mixfed.core.delays import DELAYS
+from mixfed.core.optim import OPTIMIZERS, Optimizer
+from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
+from mixfed.data.sources import SOURCES
+from mixfed.experiments import schema as _schema
+from mixfed.experiments.schema import Table, options_of
+from mixfed.models import MODELS
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How examples are dealt to clients; the partitioner ``kind`` brings its own settings.
+
+    ``by`` is the field of labels that it goes by, where it goes by labels.
+    """
+
+    kind: str = "iid"
+    by: str = "y"
+    options: Table = field(default_factory=dict, metadata=options_of("kind", lambda: PARTITIONS, hidden=GIVEN_BY_DATA))
+
+
+@dataclass(frozen=True)
+class Central:
+    """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share of the
+    examples or of the people, what the source has for it, ``examples`` of the test part (which is then evaluated
+    without them), or ``examples`` of another ``source`` of images, made as large as the clients' (0: all).
+
+    With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
+    ``validation`` is the share of the centre's examples that it keeps apart to tune on.
+    """
+
+    kind: Literal["none", "labels", "fraction", "people", "source", "test", "other"] = "none"
+    client_labels: list[int] = field(default_factory=list)
+    inside: float = 1.0
+    outside: float = 0.0
+    fraction: float = 0.0
+    examples: int = 0
+    source: str = ""
+    validation: float = 0.0
+
+
+@dataclass(frozen=True)
+class JoiningSection:
+    """A device with turned images that joins in round ``round`` (0: none does), with examples of its own.
+
+    From then on every round asks it, and the share ``fraction`` of the other clients. Where clients keep a part of the
+    model, it learns its own part alone for ``settle`` rounds before the common one follows.
+    """
+
+    round: int = 0
+    fraction: float = 0.1
+    settle: int = 0
+    train: int = 3000
+    test: int = 500
+    degrees: Literal[90, 180, 270] = 90
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the examples come from, and who holds them; the ``source`` may have settings of its own.
+
+    ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
+    ``validation`` is the share of the training part that is kept apart to tune on. ``own_test`` and
+    ``own_validation`` are the shares of every client's own examples that its own model is tested and tuned on.
+    ``label_noise`` is the share of the clients' training examples whose label is drawn at random.
+    """
+
+    source: str = "digits"
+    folder: str = ""
+    held_out: float = 0.0
+    validation: float = 0.0
+    own_test: float = 0.0
+    own_validation: float = 0.0
+    label_noise: float = 0.0
+    partition: Partition = field(default_factory=Partition)
+    central: Central = field(default_factory=Central)
+    joining: JoiningSection = field(default_factory=JoiningSection)
+    options: Table = field(
+        default_factory=dict,
+        metadata=options_of("source", lambda: {name: info.load for name, info in SOURCES.items()}),
+    )
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out.
+
+    It starts from the ``weights`` in a file of that path, if there is one (:func:`mixfed.models.weights.load_weights`).
+    """
+
+    name: str = "mlp"
+    criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error", "hinge"] = "cross_entropy"
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    buffers: Literal["average", "private", "server"] = "average"
+    weights: str = ""
+    options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS))
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """A model beside the network's head that looks at the representation after ``layers`` layers.
+
+    Its loss counts with ``weight``. An adversary reads protected attributes, and ``weight`` is λ of the minimax, which
+    begins after ``pretrain`` rounds and has ``steps`` of the adversary for each of its opponent's. The parameters are
+    named ``encoder.``, ``head.`` and ``auxiliary.``.
+    """
+
+    kind: Literal["none", "supervised", "autoencoder", "rotation", "jigsaw", "adversary"] = "none"
+    layers: int = 1
+    weight: float = 1.0
+    hidden: list[int] = field(default_factory=list)
+    dropout: float = 0.0
+    pretrain: int = 0
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer with its own settings."""
+
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    options: Table = field(
+        default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local training, on clients or at the centre: an optimizer with its own settings, batches, steps or epochs."""
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    batch_size: int = 10
+    steps: int = 0
+    epochs: int = 0
+    shuffle: bool = True
+    clip: float = 0.0
+    options: Table = field(
+        default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
+    )
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """The mixed loss w_f·f_f + w_c·f_c: the weights of the clients' and of the centre's loss."""
+
+    w_f: float = 1.0
+    w_c: float = 1.0
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """A loss f_c of the parameters alone, ``scale``·spreadout of the model's table: mixed algorithms (parallel,
+    gradient_1way, gradient_2way) minimise it at the centre, on its steps and with its optimizer, all others on every
+    client beside its own loss.
+
+    ``with_data`` lets the centre minimise the loss of the examples it holds as well. ``by_pairs`` computes spreadout
+    from all pairs of rows, the way the paper counts its cost.
+    """
+
+    name: Literal["none", "spreadout"] = "none"
+    scale: float = 1.0
+    with_data: bool = False
+    by_pairs: bool = False
+
+
+@dataclass(frozen=True)
+class RowExchange:
+    """Whether clients exchange only the rows of tables that their data touch, and ``by_touch``: whether a row is
+    averaged over the clients that touched it only. Clients that have a regulariser need, and get, whole tables."""
+
+    exchange: bool = False
+    by_touch: bool = False
+
+
+EVALUATION_SETS = (
+    *("all", "clients", "centre", "local", "new", "averaged", "old", "joined"),
+    *("adversary", "postfit"),
+)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """When, by what and on what the model is evaluated: test examples, or to tune those of ``data.validation`` or
+    ``data.central.validation``. A run's figures are those of its last evaluation, or the best of so many last ones.
+
+    ``sets`` are parts of the test (or validation) examples: all, those of the kind (the labels, the source's side)
+    that is on clients, those of the kind that is at the centre. ``local`` asks every client's own model about its own
+    examples, ``new`` all clients' models about all examples (the mean of their outputs), ``averaged`` the model with
+    the mean of their weights; ``old`` and ``joined`` are the local test of those who were there and of the device that
+    joins. ``adversary`` asks clients' adversaries about protected attributes, ``postfit`` fresh ones.
+    """
+
+    every: int = 10
+    best_of_last: int = 1
+    metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
+    on: Literal["test", "validation", "centre"] = "test"
+    sets: list[str] = field(default_factory=lambda: ["all"])
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """A checkpoint every so many rounds (and at the end, and when the run is interrupted)."""
+
+    every: int = 10
+
+
+@dataclass(frozen=True)
+class SimulatorSection:
+    """How clients are simulated; ``memory`` in bytes, ``private`` is where they keep what is theirs, and ``in_flight``
+    where the messages to late clients are kept."""
+
+    executor: Literal["auto", "loop", "vmap"] = "auto"
+    threads: int = 0
+    chunk: int = 0
+    memory: int = 2 << 30
+    private: Literal["memory", "disk"] = "memory"
+    in_flight: Literal["device", "memory", "disk"] = "device"
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """When clients report: their ``delay`` with its own settings, on a clock whose unit is a round.
+
+    A client is slower by the factor in ``speeds`` of its class (of the size in ``shares``), and a job is lost with the
+    probability ``dropout``. ``late`` updates are discarded or used, as the algorithm does by itself (auto) or as said.
+    For ``buffer``, ``concurrency`` and ``patience`` see :class:`mixfed.core.schedule.Schedule`.
+    """
+
+    delay: str = "none"
+    speeds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    dropout: float = 0.0
+    late: Literal["auto", "discard", "use"] = "auto"
+    buffer: int = 0
+    concurrency: int = 0
+    patience: float = 0.0
+    options: Table = field(default_factory=dict, metadata=options_of("delay", lambda: DELAYS))
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Linear models between local and global (:mod:`mixfed.experiments.theory`), a curve for each ``rho``."""
+
+    rho: list[float] = field(default_factory=list)
+    sigma: float = 1.5
+    dimension: int = 20
+    devices: int = 100
+    examples: int = 2000
+    test: int = 1000
+    alphas: int = 11
+    seeds: int = 6
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric."""
+
+    name: str = ""
+    title: str = ""
+    paper: str = ""
+    algorithm: str = "fedavg"
+    rounds: int = 100
+    cohort: int = 10
+    seed: int = 0
+    device: str = "cpu"
+    data: Data = field(default_factory=Data)
+    model: ModelSection = field(default_factory=ModelSection)
+    auxiliary: Auxiliary = field(default_factory=Auxiliary)
+    theory: Theory = field(default_factory=Theory)
+    client: Training = field(default_factory=Training)
+    server: Rule = field(default_factory=Rule)
+    central: Training = field(default_factory=Training)
+    merge: Rule = field(default_factory=Rule)
+    mixing: Mixing = field(default_factory=Mixing)
+    regulariser: Regulariser = field(default_factory=Regulariser)
+    rows: RowExchange = field(default_factory=RowExchange)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    simulator: SimulatorSection = field(default_factory=SimulatorSection)
+    algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    published: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def table(self) -> Table:
+        """The whole recipe as a table; :func:`mixfed.experiments.toml.resolve` makes the same recipe of it."""
+        return _schema.write(self)
+
+    def toml(self) -> str:
+        """The whole recipe as TOML."""
+        return tomli_w.dumps(self.table())
+
+    def algorithm_options(self) -> Table:
+        """The settings of the chosen algorithm."""
+        return self.algorithms.get(self.algorithm, {})
+
+
+def optimizer_of(section: Rule | Training) -> Optimizer:
+    """The optimizer that a section describes."""
+    return OPTIMIZERS[section.optimizer](section.learning_rate, **section.options)

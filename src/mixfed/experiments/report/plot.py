@@ -1,0 +1,124 @@
+"""Plots of metrics over rounds, on matplotlib's figures (no window, no global state)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mixfed.core.checkpoint import write_atomically
+
+History = Sequence[Mapping[str, Any]]
+GREY = "#555555"
+MOST_PANELS = 6
+
+
+def plot_run(path: Path, title: str, history: History) -> None:
+    """The metrics of one run, a panel each."""
+    plot_comparison(path, title, {"": [history]})
+
+
+def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]]) -> None:
+    """A panel per metric, a curve per algorithm: the mean over its runs and a band of one standard deviation."""
+    metrics = _metrics(runs)[:MOST_PANELS]
+    columns = max(min(len(metrics), 3), 1)
+    rows = -(-max(len(metrics), 1) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.6), dpi=130, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    colours = [colormaps["tab10"](i % 10) for i in range(len(runs))]
+    for ax, metric in zip(panels, metrics, strict=False):
+        for number, (name, histories) in enumerate(runs.items()):
+            style = "-" if number < 10 else "--"
+            _curve(ax, histories, metric, name, colours[number], style)
+        _style(ax, metric)
+    for ax in list(figure.axes)[len(metrics) :]:
+        ax.set_axis_off()
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    if any(runs) and figure.axes:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=9)
+    write_figure(figure, path)
+
+
+def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mapping[str, Any]]) -> None:
+    """A metric over the points of a study, a line per algorithm; points at which every run diverged are left out."""
+    figure = Figure(figsize=(6.4, 4.4), dpi=130, layout="constrained")
+    ax = figure.subplots()
+    names = list(dict.fromkeys(name for by_name in summary.values() for name in by_name))
+    for number, name in enumerate(names):
+        found = [(i, by_name[name]) for i, by_name in enumerate(summary.values()) if by_name[name]["mean"] is not None]
+        places, means = [i for i, _ in found], [f["mean"] for _, f in found]
+        spreads = [f["spread"] for _, f in found]
+        ax.errorbar(places, means, spreads, color=colormaps["tab10"](number % 10), marker="o", capsize=3, label=name)
+    ax.set_xticks(range(len(summary)), list(summary), fontsize=9)
+    ax.set_ylabel(metric.replace("_", " on ", 1))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=9)
+    ax.set_title(title, fontsize=11, loc="left")
+    write_figure(figure, path)
+
+
+def plot_diagnostics(path: Path, title: str, history: History) -> None:
+    """A panel per diagnostic over rounds; those that end in min, mean and max are curves of one panel."""
+    panels: dict[str, dict[str, str]] = {}
+    for name in _metrics({"": [history]}):
+        panel, _, curve = name.rpartition("_") if name.endswith(("_min", "_mean", "_max")) else (name, "", "")
+        panels.setdefault(panel, {})[curve] = name
+    figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=130, layout="constrained")
+    for ax, (panel, curves) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
+        for number, (curve, name) in enumerate(curves.items()):
+            _curve(ax, [history], name, curve, colormaps["tab10"](number), "-")
+        _style(ax, panel.replace("_", " "))
+        if len(curves) > 1:
+            ax.legend(frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    write_figure(figure, path)
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """The picture as a file, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
+    write_atomically(path, buffer.getvalue())
+
+
+def _metrics(runs: Mapping[str, Sequence[History]]) -> list[str]:
+    names: dict[str, None] = {}
+    for histories in runs.values():
+        for history in histories:
+            for entry in history:
+                names |= dict.fromkeys(name for name in entry if name != "round")
+    return list(names)
+
+
+def _curve(ax: Axes, histories: Sequence[History], metric: str, name: str, colour: Any, style: str) -> None:
+    values: dict[int, list[float]] = {}
+    for history in histories:
+        for entry in history:
+            if entry.get(metric) is not None:
+                values.setdefault(entry["round"], []).append(entry[metric])
+    rounds = sorted(values)
+    if not rounds:
+        return
+    mean = np.array([np.mean(values[r]) for r in rounds])
+    spread = np.array([np.std(values[r], ddof=1) if len(values[r]) > 1 else 0.0 for r in rounds])
+    marker = "o" if len(rounds) == 1 else None
+    ax.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=name, marker=marker)
+    if spread.any():
+        ax.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def _style(ax: Axes, metric: str) -> None:
+    ax.set_title(metric.replace("_", " on ", 1), fontsize=11, loc="left")
+    ax.set_xlabel("round", fontsize=10, color=GREY)
+    ax.tick_params(colors=GREY, labelsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", alpha=0.25, linewidth=0.6)
+    if metric.startswith(("accuracy", "auc")):
+        ax.set_ylim(-0.02, 1.02)

@@ -1,0 +1,163 @@
+"""From a recipe's text and the user's ``key=value`` settings to a complete recipe."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.core.losses import CRITERIA
+from mixfed.errors import InputError
+from mixfed.evaluate.metrics import METRICS
+from mixfed.experiments import schema as _schema
+from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
+from mixfed.experiments.recipes import packaged
+from mixfed.experiments.schema import Table
+
+
+def resolve(table: Table) -> Recipe:
+    """The complete recipe of a table: every key checked, every default filled in."""
+    recipe = _schema.read(Recipe, chosen(table, table.get("algorithm", Recipe.algorithm)))
+    algorithm_named(recipe.algorithm)
+    given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
+    complete = {
+        name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
+        for name, options in given.items()
+    }
+    _schema.one_of(recipe.model.criterion, CRITERIA, "model.criterion")
+    for metric in recipe.evaluate.metrics:
+        _schema.one_of(metric, METRICS, "evaluate.metrics")
+    for part in recipe.evaluate.sets:
+        _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
+    return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+
+
+def algorithm_named(name: str) -> Any:
+    """The way the algorithm is made, or a sentence with the nearest name."""
+    if name not in ALGORITHMS:
+        raise InputError(f"There is no algorithm '{name}'; {_schema.suggestion(name, list(ALGORITHMS))}")
+    return ALGORITHMS[name].make
+
+
+def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
+    """The table of a packaged recipe by its name, or of a TOML file by its path.
+
+    One with a ``base`` has the settings of that recipe and its own over them; a paper's figures are not inherited.
+    ``above`` are the recipes that have this one as their base.
+    """
+    if recipe in above:
+        raise InputError(f"The recipe '{recipe}' cannot be the base of itself.")
+    own = _read(recipe)
+    base = own.pop("base", None)
+    if base is None:
+        return own
+    whole = load(_schema.check(base, str, "base"), (*above, recipe))
+    table = {key: value for key, value in whole.items() if key not in ("paper", "published")}
+    for parts, value in leaves(own):
+        set_key(table, parts, value)
+    return table
+
+
+def _read(recipe: str) -> Table:
+    known = packaged()
+    if recipe in known:
+        return _parse(known[recipe], recipe)
+    path = Path(recipe)
+    if path.suffix != ".toml" and not path.is_file():
+        near = _schema.nearest(recipe, list(known))
+        raise InputError(
+            f"There is no recipe '{recipe}'; did you mean '{near}' (all: {', '.join(known)}), or the path of a .toml?"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The recipe {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return _parse(text, path.stem)
+
+
+def chosen(table: Table, algorithm: Any) -> Table:
+    """The table with the settings under ``for.<algorithm>`` in their places, and none for other algorithms."""
+    table = copy.deepcopy(table)
+    table.pop("tune", None)
+    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for").get(algorithm, {})):
+        set_key(table, parts, value)
+    return table
+
+
+def by_algorithm(given: Any, key: str) -> dict[str, Table]:
+    """A part of a recipe that has a table for each of some algorithms."""
+    tables: dict[str, Table] = _schema.check(given, dict[str, dict[str, Any]], key)
+    for name in tables:
+        algorithm_named(name)
+    return tables
+
+
+def with_tuned(table: Table, file: Path) -> Table:
+    """The table with the settings for algorithms that a file of ``mixfed tune`` has, over the recipe's own."""
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"The tuned settings {file} cannot be read: {told}.") from error
+    if set(given) != {"for"}:
+        raise InputError(f"{file} is not a file of tuned settings, which has tables [for.ALGORITHM…] only.")
+    table = copy.deepcopy(table)
+    for parts, value in leaves(by_algorithm(given["for"], "for")):
+        set_key(table, ["for", *parts], value)
+    return table
+
+
+def leaves(table: Table, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
+    """The values of nested tables, each with its path."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, key))
+        else:
+            yield [*path, key], value
+
+
+def override(table: Table, settings: Iterable[str]) -> Table:
+    """The table with ``a.b=value`` settings applied; a value is read as TOML, or else taken as text.
+
+    Where a setting makes another choice (another optimizer, network or partitioner), the options of the former
+    choice that the new one does not have go with it.
+    """
+    table = copy.deepcopy(table)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{setting}'.")
+        set_key(table, parts, value_of(text.strip()))
+    return table
+
+
+def set_key(table: Table, parts: list[str], value: Any) -> None:
+    """Sets one dotted key."""
+    node = table
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise InputError(f"'{part}' in '{'.'.join(parts)}' is a single value, not a section of the recipe.")
+    old = node.get(parts[-1])
+    node[parts[-1]] = value
+    _schema.drop_stale(Recipe, table, parts, old)
+
+
+def value_of(text: str) -> Any:
+    """A value as TOML has it, or else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _parse(text: str, name: str) -> Table:
+    try:
+        return {"name": name} | tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The recipe '{name}' is not valid TOML: {error}.") from error

@@ -1,0 +1,112 @@
+"""Trackers: a run's metrics and costs in TensorBoard or MLflow, as callbacks that are closed at the end.
+
+Both keep their files inside the run folder unless told otherwise, and both go on with the same curve when a run is
+resumed: a round that is run again is not shown twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from mixfed.core.loop import Record
+from mixfed.core.tree import flatten
+from mixfed.errors import InputError
+from mixfed.experiments.recipe import Recipe
+
+
+class Tracker(Protocol):
+    """A callback with an end."""
+
+    def __call__(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Scalars for TensorBoard under ``folder/tensorboard``: metrics by name, costs under ``ledger/``."""
+
+    def __init__(self, folder: Path, recipe: Recipe, resume: bool = False) -> None:
+        _require("tensorboard", "tensorboard")
+        self._make = import_module("torch.utils.tensorboard").SummaryWriter
+        self._folder = folder / "tensorboard"
+        self._recipe = recipe
+        self._resume = resume
+        self._writer: Any = None
+
+    def __call__(self, record: Record) -> None:
+        """Writes one round."""
+        if self._writer is None:
+            purge = record.round if self._resume else None
+            self._writer = self._make(str(self._folder), purge_step=purge)
+            self._writer.add_text("config", f"```\n{self._recipe.toml()}\n```", record.round)
+        for name, value in _values(record).items():
+            self._writer.add_scalar(name, value, record.round)
+
+    def close(self) -> None:
+        """Flushes what is still buffered."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class MLflow:
+    """An MLflow run (the whole recipe as parameters) in ``folder/mlflow.db``, or where MLFLOW_TRACKING_URI points.
+
+    The run's identity is kept in ``folder/mlflow-run-id``, so that a resumed run goes on in the same MLflow run.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, resume: bool = False) -> None:
+        _require("mlflow", "mlflow")
+        tracking = import_module("mlflow.tracking")
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+        self._client = tracking.MlflowClient(tracking_uri=where)
+        self._identity = folder / "mlflow-run-id"
+        self._artifacts = (folder.resolve() / "mlflow-artifacts").as_uri()
+        going_on = resume and self._identity.is_file()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = self._identity.read_text() if going_on else self._open(recipe)
+        self._reported = self._last_round() if going_on else 0
+
+    def __call__(self, record: Record) -> None:
+        """Writes one round, unless it was reported before the run was interrupted."""
+        if record.round <= self._reported:
+            return
+        for name, value in _values(record).items():
+            self._client.log_metric(self._run, name, value, step=record.round)
+
+    def close(self) -> None:
+        """Marks the run as ended."""
+        self._client.set_terminated(self._run)
+
+    def _open(self, recipe: Recipe) -> str:
+        known = self._client.get_experiment_by_name(recipe.name)
+        experiment = known.experiment_id if known else self._client.create_experiment(recipe.name, self._artifacts)
+        run: str = self._client.create_run(experiment, run_name=f"{recipe.algorithm}-seed{recipe.seed}").info.run_id
+        for name, value in flatten(recipe.table()).items():
+            self._client.log_param(run, name.replace("/", "."), value)
+        self._identity.write_text(run)
+        return run
+
+    def _last_round(self) -> int:
+        steps = [m.step for m in self._client.get_metric_history(self._run, "ledger/bytes_down")]
+        return max(steps, default=0)
+
+
+TRACKERS: Mapping[str, Callable[[Path, Recipe, bool], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+def _values(record: Record) -> dict[str, float]:
+    """The metrics of an evaluated round, and the costs so far."""
+    if not record.metrics:
+        return {}
+    return dict(record.metrics) | {f"ledger/{name}": float(value) for name, value in record.ledger.items()}
+
+
+def _require(module: str, extra: str) -> None:
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise InputError(f"Tracking with {module} needs the extra: pip install 'mixfed[{extra}]'.") from error
