@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
-from mixfed.core.loop import run
 from mixfed.core.model import Loss, Model
 from mixfed.core.recommend import ClosedForm, hinge, spreadout_of
 from mixfed.core.train import LocalTrainer, weighted

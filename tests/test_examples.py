@@ -34,7 +34,7 @@ def test_public_names() -> None:
 
 def test_the_function_run_is_not_hidden_by_its_module() -> None:
     from mixfed import run
-    from mixfed.core.loop import run as same
+    from mixfed.backends.run import run as same
 
     assert run is same
     assert mixfed.run is same

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.algorithms.mtl import mtl
     from mixfed.algorithms.registry import ALGORITHMS, Setup
+    from mixfed.backends.run import run
     from mixfed.backends.simulator.engine import Simulator
     from mixfed.core.algorithm import Algorithm, Message, Reply, Server, Upload
     from mixfed.core.batches import Batching
     from mixfed.core.checkpoint import Checkpoints, save_params
     from mixfed.core.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace
-    from mixfed.core.loop import Record, Result, run
+    from mixfed.core.loop import Record, Result
     from mixfed.core.losses import binary_cross_entropy, cross_entropy, squared_error
     from mixfed.core.model import Model
     from mixfed.core.optim import Optimizer, adagrad, adam, sgd, yogi
@@ -57,7 +58,8 @@ _HOMES = {
     "evaluate.metrics": ["evaluator"],
     "core.model": ["Model"],
     "core.optim": ["Optimizer", "adagrad", "adam", "sgd", "yogi"],
-    "core.loop": ["Record", "Result", "run"],
+    "core.loop": ["Record", "Result"],
+    "backends.run": ["run"],
     "core.schedule": ["Schedule"],
 }
 _MODULES = {

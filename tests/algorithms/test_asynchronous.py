@@ -15,10 +15,11 @@ import torch
 from mixfed.algorithms.asynchronous import ca2fl, discount, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Population, parallel
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.batches import Batching
 from mixfed.core.delays import Dropouts, HalfNormal, Scripted, none
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.optim import sgd
 from mixfed.core.schedule import Schedule
 from mixfed.core.train import LocalTrainer
@@ -154,9 +155,9 @@ def test_refilling_keeps_the_clients_busy_and_a_step_takes_the_first_to_arrive()
     asked: list[tuple[int, list[int]]] = []
 
     class Watched(Simulator):
-        def submit(self, source, clients, message, version):  # type: ignore[no-untyped-def]
-            asked.append((version, clients.tolist()))
-            super().submit(source, clients, message, version)
+        def submit(self, jobs, message):  # type: ignore[no-untyped-def]
+            super().submit(jobs, message)
+            asked.append((message.round, jobs.clients.tolist()))
 
     def slow(seed: int, round: int, source: str, clients: np.ndarray) -> np.ndarray:
         first = len(asked) == 0
@@ -228,9 +229,9 @@ def test_clients_of_one_version_run_as_one_cohort_and_messages_are_let_go() -> N
     sizes: list[int] = []
 
     class Watched(Simulator):
-        def _plan(self, source, clients, message, version):  # type: ignore[no-untyped-def]
+        def _plan(self, source, clients, message, round):  # type: ignore[no-untyped-def]
             sizes.append(len(clients))
-            return super()._plan(source, clients, message, version)
+            return super()._plan(source, clients, message, round)
 
     backend = Watched("loop", threads=1)
     federated, _, _ = blobs()
@@ -240,7 +241,7 @@ def test_clients_of_one_version_run_as_one_cohort_and_messages_are_let_go() -> N
     run(fedbuff(local, buffer=0), federated, rounds=3, schedule=Schedule(4, delays=delays), backend=backend)
     # Round 1's at once, then in round 2 those of round 0; those of round 2 are still in flight.
     assert sizes == [4, 4]
-    assert list(backend._sent["clients"]) == [2]
+    assert list(backend.state()["messages"]["clients"]["rounds"]) == ["2"]
 
 
 def test_two_populations_may_be_late_each_by_itself() -> None:

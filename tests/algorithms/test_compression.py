@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 from mixfed import rng
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import gradient_1way
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import tree
-from mixfed.core.loop import run
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.transforms import compress, quantize, top_k

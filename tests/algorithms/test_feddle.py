@@ -19,12 +19,13 @@ from mixfed.algorithms.feddle.fallbacks import like_fedavg, like_fedbuff
 from mixfed.algorithms.feddle.guidance import Guide, Head, Merged, head_of, surrogate
 from mixfed.algorithms.feddle.search import Search, feddle, searched
 from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm, Reply, Server
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import adam, sgd

@@ -13,13 +13,14 @@ from mixfed.algorithms.feddle.atlas import Atlas, flat, unflat
 from mixfed.algorithms.feddle.guidance import Guide, Head, Merged
 from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import feddf
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import tree
 from mixfed.core.algorithm import Server
 from mixfed.core.batches import Batching, gather
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd
@@ -139,7 +140,8 @@ def test_anchors_may_be_kept_elsewhere(bits: int, place: Any, tmp_path: Any) -> 
 
     def trained(place: Any, rounds: int = 4, **options: Any) -> Result:
         guided = feddle(local, Search(Batching(8, steps=2)), atlas=5, bits=bits, place=place)
-        return run(guided, federated, central=central, rounds=rounds, cohort=3, **options)
+        how = {"backend": Simulator("loop"), "cohort": 3} | options
+        return run(guided, federated, central=central, rounds=rounds, **how)
 
     expected = trained("device")
     trained(place, rounds=2, checkpoints=Checkpoints(tmp_path))

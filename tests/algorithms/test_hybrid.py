@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Reply, Server, State
 from mixfed.core.batches import Batching
 from mixfed.core.delays import Scripted
-from mixfed.core.loop import run
 from mixfed.core.optim import sgd
 from mixfed.core.schedule import Schedule
 from mixfed.core.train import LocalTrainer

@@ -15,12 +15,13 @@ from mixfed.algorithms.fedavg import fedadam
 from mixfed.algorithms.feddle.guidance import Head
 from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import adam, sgd

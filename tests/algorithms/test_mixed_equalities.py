@@ -11,10 +11,11 @@ import torch
 from mixfed.algorithms.baselines import center
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
+from mixfed.backends.run import run
+from mixfed.backends.simulator import Simulator
 from mixfed.core import optim
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
-from mixfed.core.loop import run
 from mixfed.core.model import Model
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
@@ -27,7 +28,7 @@ FEDERATED, CENTRAL, _ = blobs()
 
 
 def learnt(algorithm: Algorithm, rounds: int = 5) -> Params:
-    return run(algorithm, FEDERATED, central=CENTRAL, rounds=rounds, cohort=6, seed=1).params
+    return run(algorithm, FEDERATED, central=CENTRAL, rounds=rounds, cohort=6, seed=1, backend=Simulator("loop")).params
 
 
 def assert_same(a: Algorithm, b: Algorithm) -> None:

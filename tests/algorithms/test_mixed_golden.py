@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
 from mixfed.core.algorithm import Algorithm
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from tests.problems import central, point, targets, trainer
 
 CLIENTS = targets([[2.0]], [[4.0]])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,13 +17,15 @@ from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
 from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.backends.loopback import Loopback
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
-from mixfed.core.algorithm import Algorithm
+from mixfed.core.algorithm import Algorithm, Private, Server
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import Dropouts, HalfNormal
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
 from mixfed.core.schedule import Schedule
@@ -32,7 +37,7 @@ from mixfed.transforms.rows.exchange import exchange_rows
 from tests.problems import blobs, small_mlp, small_table
 
 FEDERATED, CENTRAL, TEST = blobs()
-ROUNDS = 6
+ROUNDS = 5
 
 
 def setup(optimizer: optim.Optimizer | None = None, model: Model | None = None) -> Setup:
@@ -71,7 +76,7 @@ def head(name: str) -> bool:
     return name.startswith("2.")
 
 
-ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in ALGORITHMS} | {
+OTHERS: dict[str, Callable[[], Algorithm]] = {
     "fedavg, momentum clients": on(lambda s: fedavg(s.client), optim.sgd(0.05, momentum=0.9, nesterov=True)),
     "fedavg, decayed and clipped": on(
         lambda s: fedavg(LocalTrainer(s.client.model, optim.sgd(0.2, decay=0.9), s.client.batching, clip=0.5))
@@ -114,17 +119,17 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
         lambda s: feddle(s.client, Search(s.at_centre().batching, "out_of_domain", regularisation=0.01), atlas=14)
     ),
     "fedavg, head global": on(lambda s: local_global(fedavg(s.client), head)),
-    "fedavg, head global, warm start": on(lambda s: local_global(fedavg(s.client), head, warm_start=3)),
+    "fedavg, head global, warm start": on(lambda s: local_global(fedavg(s.client), head, warm_start=2)),
     "fedprox, first layer global": on(lambda s: local_global(fedprox(s.client, mu=0.1), lambda n: not head(n))),
     "fedadam, head global": on(lambda s: local_global(fedadam(s.client, learning_rate=0.05), head)),
     "parallel, head global": on(lambda s: local_global(parallel(s.population(), s.central_source()), head)),
     "gradient_1way, head global": on(lambda s: local_global(gradient_1way(s.population(), s.central_source()), head)),
     "gradient_2way, head global": on(lambda s: local_global(gradient_2way(s.population(), s.central_source()), head)),
     "fedasync, head global": on(lambda s: local_global(ALGORITHMS["fedasync"].make(s), head)),
-    "fedbuff, head global, warm start": on(lambda s: local_global(ALGORITHMS["fedbuff"].make(s), head, warm_start=3)),
-    "ca2fl, head global, warm start": on(lambda s: local_global(ALGORITHMS["ca2fl"].make(s), head, warm_start=3)),
+    "fedbuff, head global, warm start": on(lambda s: local_global(ALGORITHMS["fedbuff"].make(s), head, warm_start=2)),
+    "ca2fl, head global, warm start": on(lambda s: local_global(ALGORITHMS["ca2fl"].make(s), head, warm_start=2)),
     "hfcl, head global": on(lambda s: local_global(ALGORITHMS["hfcl"].make(s), head)),
-    "feddle, head global, warm start": on(lambda s: local_global(ALGORITHMS["feddle"].make(s), head, warm_start=3)),
+    "feddle, head global, warm start": on(lambda s: local_global(ALGORITHMS["feddle"].make(s), head, warm_start=2)),
     "fedavg, head global, 8-bit uploads": on(
         lambda s: compress(local_global(fedavg(s.client), head), upload={"delta": quantize(8)}, error_feedback=True)
     ),
@@ -137,33 +142,83 @@ ROWS: dict[str, Callable[[], Algorithm]] = {name: registered(name) for name in A
     "fedavg, 4-bit uploads": on(lambda s: compress(fedavg(s.client), upload={"delta": quantize(4)})),
 }
 
+ADAPTIVE = 2e-5
+"""Adaptive optimizers divide by small numbers, so that round-off grows."""
 
-def train(algorithm: Algorithm, executor: str = "loop", rounds: int = ROUNDS, **options: object) -> Result:
+
+@dataclass(frozen=True)
+class Row:
+    """An algorithm, how closely executors agree on it, the data on which its loss falls, and whether a codec rounds:
+    a coordinate on the edge between two levels may fall to either side after round-off, so one round is compared."""
+
+    make: Callable[[], Algorithm]
+    tolerance: float = 2e-6
+    learns_on: Literal["clients", "centre", "all"] = "clients"
+    rounds_off: bool = False
+
+
+MIXING = ("parallel", "gradient_1way", "gradient_2way")
+LEARN_ON_ALL = [
+    *(*MIXING, "example_transfer", "parallel, alpha"),
+    *(f"{name}, {how}" for name in MIXING for how in ("head global", "rows")),
+    *("gradient_2way, momentum clients", "gradient_2way, adam at the merge"),
+    *("gradient_1way, 8-bit gradient", "gradient_2way, sparse both ways"),
+]
+ARE_ADAPTIVE = [
+    *("fedadam", "fedyogi", "fedadagrad", "fedadam, rows", "fedadam, head global", "feddle, falling back on fedadam"),
+    *("fedavg, adam clients", "fedavg, adagrad clients", "fedavg, yogi clients", "local, adam clients"),
+    "gradient_2way, adam at the merge",
+]
+ROUND_OFF = [
+    *("gradient_1way, 8-bit gradient", "gradient_2way, sparse both ways", "feddle, 8-bit anchors"),
+    *("fedavg, head global, 8-bit uploads", "fedavg, 4-bit uploads"),
+]
+
+
+def row_of(name: str, make: Callable[[], Algorithm]) -> Row:
+    learns_on = "all" if name in LEARN_ON_ALL else "centre" if name == "center" else "clients"
+    return Row(make, ADAPTIVE if name in ARE_ADAPTIVE else 2e-6, learns_on, name in ROUND_OFF)
+
+
+ROWS = {name: row_of(name, make) for name, make in ({name: registered(name) for name in ALGORITHMS} | OTHERS).items()}
+
+every_row = pytest.mark.parametrize("row", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ROWS])
+"""The tests of a row run in one process, which makes its plain runs once."""
+
+SCHEDULES = {
+    "synchronous": Schedule(7),
+    "late": Schedule(4, delays=Dropouts(HalfNormal(1.5), 0.05), late="use", patience=6),
+    "refilled": Schedule(3, delays=HalfNormal(1.0), concurrency=5, late="use"),
+}
+
+
+def train(algorithm: Algorithm, executor: str = "loop", schedule: str = "synchronous", **options: Any) -> Result:
     backend = Simulator(
-        executor, **{"threads": 2} | {k: options.pop(k) for k in ("threads", "chunk", "memory") if k in options}
+        executor, **{"threads": 1} | {k: options.pop(k) for k in ("threads", "chunk", "private_folder") if k in options}
     )
-    return run(
-        algorithm,
-        FEDERATED,
-        central=CENTRAL,
-        rounds=rounds,
-        cohort=7,
-        seed=3,
-        backend=backend,
-        **({"evaluate": evaluator(algorithm.model, TEST, personal=algorithm.personal)} | options),
-    )
+    how = {"rounds": ROUNDS, "seed": 3, "schedule": SCHEDULES[schedule], "backend": backend} | options
+    return run(algorithm, FEDERATED, central=CENTRAL, **how)
+
+
+@cache
+def plain(row: str, executor: str = "loop", schedule: str = "synchronous") -> Result:
+    """A run without any interruption."""
+    evaluate = evaluator((algorithm := ROWS[row].make()).model, TEST, personal=algorithm.personal)
+    return train(algorithm, executor, schedule, evaluate=evaluate)
 
 
 def learnt(result: Result) -> Params:
     """Everything that was learnt: the common model and every client's own."""
-    assert result.privates is not None
-    own = {
+    return result.params | own_parts(result.privates.items("clients"))
+
+
+def own_parts(privates: Iterable[tuple[int, Private]]) -> Params:
+    return {
         f"{client}/{part}/{n}": x
-        for client, private in result.privates.items("clients")
+        for client, private in privates
         for part, leaves in private.items()
         for n, x in leaves.items()
     }
-    return result.params | own
 
 
 def assert_close(a: Result, b: Result, tolerance: float) -> None:
@@ -173,82 +228,140 @@ def assert_close(a: Result, b: Result, tolerance: float) -> None:
         torch.testing.assert_close(x, right[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_the_table_has_every_algorithm() -> None:
+def assert_equal(left: Params, right: Params) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name, x in left.items() if not torch.equal(x, right[name])] == []
+
+
+def test_the_table_has_every_algorithm_and_no_trait_of_another() -> None:
     assert set(ALGORITHMS) <= set(ROWS)
+    assert {*LEARN_ON_ALL, *ARE_ADAPTIVE, *ROUND_OFF} <= set(ROWS)
 
 
-MIXED = ("parallel", "gradient", "example")
-
-
-@pytest.mark.parametrize("row", ROWS)
+@every_row
 def test_learns(row: str) -> None:
     """The loss falls on what the algorithm trains on: the clients' data, the centre's, or, where it mixes, both."""
-    algorithm = ROWS[row]()
-    seen = TEST if row.startswith(MIXED) else CENTRAL if row == "center" else FEDERATED.pooled()
+    algorithm = ROWS[row].make()
+    seen = {"all": TEST, "centre": CENTRAL, "clients": FEDERATED.pooled()}[ROWS[row].learns_on]
     evaluate = evaluator(algorithm.model, seen, personal=algorithm.personal)
-    after = train(algorithm, rounds=30, evaluate=evaluate).metrics["loss"]
+    after = train(algorithm, "vmap", rounds=30, evaluate=evaluate, every=30).metrics["loss"]
     before = evaluator(algorithm.model, seen)(algorithm.model.initial(), PrivateStore(dict))["loss"]
     assert after < 0.8 * before
 
 
-@pytest.mark.parametrize("row", ROWS)
+@every_row
 def test_executors_agree(row: str) -> None:
-    tolerance = 2e-5 if "adam" in row or "yogi" in row or "adagrad" in row else 2e-6
-    loop = train(ROWS[row](), "loop", threads=1)
-    if "quantis" in row or "bit" in row or "sparse" in row:
-        # A coordinate on the edge between two levels may fall to either side after round-off: compare one round.
-        assert_close(train(ROWS[row](), "loop", rounds=1), train(ROWS[row](), "vmap", rounds=1), 2e-5)
+    make = ROWS[row].make
+    if ROWS[row].rounds_off:
+        assert_close(train(make(), rounds=1), train(make(), "vmap", rounds=1), 2e-5)
         return
-    assert_close(loop, train(ROWS[row](), "loop", threads=3), tolerance)
-    assert_close(loop, train(ROWS[row](), "vmap", chunk=3), tolerance)
-    whole = train(ROWS[row](), "vmap", chunk=100, threads=1)
+    tolerance = ROWS[row].tolerance
+    loop, whole = plain(row), plain(row, "vmap")
     assert_close(loop, whole, tolerance)
     assert loop.ledger == whole.ledger
+    assert_close(loop, train(make(), threads=3), tolerance)
+    assert_close(loop, train(make(), "vmap", chunk=3, threads=2), tolerance)
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-@pytest.mark.parametrize("row", ROWS)
-def test_resumed_is_bit_identical(row: str, executor: str, tmp_path: Path) -> None:
-    straight = train(ROWS[row](), executor, checkpoints=Checkpoints(tmp_path / "a", every=2))
-    train(ROWS[row](), executor, rounds=3, checkpoints=Checkpoints(tmp_path / "b", every=1))
-    resumed = train(ROWS[row](), executor, checkpoints=Checkpoints(tmp_path / "b", every=1), resume=True)
-    a, b = learnt(straight), learnt(resumed)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(x, b[name]) for name, x in a.items())
+@pytest.mark.parametrize(
+    ("executor", "schedule"), [("loop", "synchronous"), ("vmap", "synchronous"), ("loop", "late"), ("loop", "refilled")]
+)
+@every_row
+def test_resumed_is_bit_identical(row: str, executor: str, schedule: str, tmp_path: Path) -> None:
+    """Also with jobs in flight. The first part of the run is stopped after two rounds."""
+    straight = plain(row, executor, schedule)
+    rounds: list[int] = []
+
+    def part(**options: Any) -> Result:
+        algorithm = ROWS[row].make()
+        evaluate = evaluator(algorithm.model, TEST, personal=algorithm.personal)
+        checkpoints = Checkpoints(tmp_path, every=1)
+        return train(algorithm, executor, schedule, evaluate=evaluate, checkpoints=checkpoints, **options)
+
+    stopped = part(callbacks=[lambda record: rounds.append(record.round)], should_stop=lambda: len(rounds) == 1)
+    assert not stopped.finished
+    resumed = part(resume=True)
+    assert_equal(learnt(straight), learnt(resumed))
     assert straight.ledger == resumed.ledger
     assert straight.history == resumed.history
 
 
-LATE = Schedule(4, delays=Dropouts(HalfNormal(1.5), 0.05), late="use", patience=6)
-REFILLED = Schedule(3, delays=HalfNormal(1.0), concurrency=5, late="use")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_row
+def test_over_bytes_alone_everything_is_the_same(row: str, schedule: str) -> None:
+    """Runtimes that know nothing of server and other clients, behind bytes: the simulator's parameters to the last bit,
+    and its ledger. What passed the wire is what the ledger counts, but for framing."""
+    here, loopback = plain(row, "loop", schedule), Loopback()
+    there = train(ROWS[row].make(), schedule=schedule, backend=loopback)
+    assert_equal(here.params, there.params)
+    kept = [(client, runtime.privates.get("clients", client)) for (_, client), runtime in loopback.runtimes.items()]
+    seen = here.privates.seen("clients").tolist()
+    assert_equal(own_parts(here.privates.items("clients")), own_parts((c, p) for c, p in kept if c in seen))
+    assert here.ledger == there.ledger
+    down, up = there.ledger["bytes_down"], there.ledger["bytes_up"]
+    assert down <= loopback.wire_down <= down + loopback.frames_down
+    assert up <= loopback.wire_up <= up + loopback.frames_up
 
 
-@pytest.mark.parametrize("schedule", [LATE, REFILLED], ids=["late", "refilled"])
-@pytest.mark.parametrize("row", ROWS)
-def test_resumed_with_jobs_in_flight_is_bit_identical(row: str, schedule: Schedule, tmp_path: Path) -> None:
-    straight = train(ROWS[row](), schedule=schedule, checkpoints=Checkpoints(tmp_path / "a", every=2))
-    train(ROWS[row](), rounds=3, schedule=schedule, checkpoints=Checkpoints(tmp_path / "b", every=1))
-    resumed = train(ROWS[row](), schedule=schedule, checkpoints=Checkpoints(tmp_path / "b", every=1), resume=True)
-    a, b = learnt(straight), learnt(resumed)
-    assert a.keys() == b.keys()
-    assert all(torch.equal(x, b[name]) for name, x in a.items())
+@every_row
+def test_resumed_over_bytes(row: str, tmp_path: Path) -> None:
+    """With requests in flight and private parts on the devices."""
+    rounds: list[int] = []
+
+    def part(**options: Any) -> Result:
+        how = {"checkpoints": Checkpoints(tmp_path, every=1), "backend": Loopback()} | options
+        return train(ROWS[row].make(), schedule="late", **how)
+
+    part(callbacks=[lambda record: rounds.append(record.round)], should_stop=lambda: len(rounds) == 1)
+    resumed, straight = part(resume=True), plain(row, "loop", "late")
+    assert_equal(straight.params, resumed.params)
     assert straight.ledger == resumed.ledger
-    assert straight.history == resumed.history
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_a_seed_decides_everything(row: str) -> None:
-    algorithm = ROWS[row]()
-    first, second = train(algorithm), train(ROWS[row]())
-    assert all(torch.equal(x, learnt(second)[n]) for n, x in learnt(first).items())
-    other = run(algorithm, FEDERATED, central=CENTRAL, rounds=ROUNDS, cohort=7, seed=4, backend=Simulator("loop"))
-    mine = learnt(first)
-    assert any(n not in mine or not torch.equal(x, mine[n]) for n, x in learnt(other).items())
+@every_row
+def test_another_seed_gives_another_model(row: str) -> None:
+    mine, other = learnt(plain(row)), learnt(train(ROWS[row].make(), seed=4))
+    assert any(n not in mine or not torch.equal(x, mine[n]) for n, x in other.items())
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_inputs_are_left_alone(row: str) -> None:
-    algorithm = ROWS[row]()
-    before = {n: x.clone() for n, x in algorithm.model.initial().items()}
-    train(algorithm)
-    assert all(torch.equal(x, before[n]) for n, x in algorithm.model.initial().items())
+@every_row
+def test_arguments_are_left_alone(row: str) -> None:
+    """Functions of an algorithm leave what they are given as it was, but for the atlas, which a step of Feddle owns."""
+    algorithm = ROWS[row].make()
+
+    def watched(function: Callable[..., Any], owned: tuple[str, ...] = ()) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            before = [copy_of(argument, owned) for argument in arguments]
+            found = function(*arguments)
+            for argument, copy in zip(arguments, before, strict=True):
+                assert_equal(copy_of(argument, owned), copy)
+            return found
+
+        return call
+
+    owned = ("atlas",)
+    guarded = replace(
+        algorithm,
+        init=watched(algorithm.init),
+        broadcast=watched(algorithm.broadcast),
+        client=watched(algorithm.client),
+        step=watched(algorithm.step, owned),
+        params=watched(algorithm.params),
+        diagnostics=watched(algorithm.diagnostics),
+    )
+    assert_equal(train(guarded, rounds=3).params, train(ROWS[row].make(), rounds=3).params)
+
+
+def copy_of(argument: Any, owned: tuple[str, ...] = ()) -> Params:
+    """All tensors in an argument, copied, by where they are."""
+    if isinstance(argument, torch.Tensor):
+        return {"": argument.clone()}
+    if isinstance(argument, Mapping):
+        parts = {str(n): x for n, x in argument.items() if n not in owned}
+    elif isinstance(argument, list | tuple):
+        parts = {str(i): x for i, x in enumerate(argument)}
+    elif is_dataclass(argument) and not isinstance(argument, Server):
+        parts = {f.name: getattr(argument, f.name) for f in fields(argument)}
+    else:
+        return {}
+    return {f"{name}/{n}": x for name, part in parts.items() for n, x in copy_of(part, owned).items()}

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from mixfed.algorithms.fedavg import fedavg
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer, sgd
 from mixfed.core.train import LocalTrainer

@@ -117,4 +117,4 @@ def test_worth(product: float, parameters: float, expected: int) -> None:
 
 def test_a_chooser_needs_an_executor_that_exists() -> None:
     with pytest.raises(InputError, match="no executor 'fast'"):
-        Chooser("fast", None, None, 1, print)
+        Chooser("fast", None, None, 1, print, {})

@@ -7,10 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mixfed.backends.clock import VirtualClock
+from mixfed.core.backend import Run
 from mixfed.core.delays import Dropouts, HalfNormal, LogNormal, Scripted, SpeedClasses, Trace, none
-from mixfed.core.jobs import InFlight
+from mixfed.core.jobs import JobBook
+from mixfed.core.ledger import Ledger
 from mixfed.core.schedule import Schedule, sample_cohort
 from mixfed.errors import InputError
+from tests.core.helpers import averaging
+from tests.problems import small_mlp
 
 MANY = np.arange(20_000)
 
@@ -99,21 +104,62 @@ def test_where_too_few_are_free_all_of_them_are_asked() -> None:
     assert sample_cohort(0, 0, "clients", 2, 1, {0, 1}).tolist() == []
 
 
-def test_arrivals_come_by_time_and_then_in_the_order_of_asking() -> None:
+def clock_of(schedule: Schedule) -> tuple[VirtualClock, JobBook]:
+    book = JobBook("clients")
+    run = Run(averaging(small_mlp()), {}, {}, schedule, 0, Ledger(), {"clients": book})
+    return VirtualClock(run), book
+
+
+def heard(clock: VirtualClock, book: JobBook, until: float, enough: int = 99) -> float:
+    reports = clock.wait(until, enough)
+    for numbers, times in reports.jobs.values():
+        book.mark(numbers, times)
+    return reports.now
+
+
+def test_reports_come_by_time_and_then_in_the_order_of_asking() -> None:
     schedule = Schedule(3, delays=Scripted({(0, 1): 2.5, (0, 2): 1.0, (0, 5): 1.0, (1, 7): 0.0}))
-    flight = InFlight(schedule, 0, "clients", 10)
-    flight.send(np.array([1, 2, 5]), 0, 0)
-    assert len(flight.arrived(1)) == 0
-    flight.advance(1)
-    flight.send(np.array([7]), 1, 0)
-    assert flight.arrived(2).clients.tolist() == [2, 5, 7]
-    assert flight.arrived(3).clients.tolist() == [1]
-    assert len(flight) == 0
+    clock, book = clock_of(schedule)
+    clock.sent(book.add(np.array([1, 2, 5]), 0, 0, 0.0))
+    heard(clock, book, 0.9)
+    assert len(book.reported(99.0)) == 0
+    clock.sent(book.add(np.array([7]), 1, 0, 1.0))
+    assert heard(clock, book, 2.0) == 2.0
+    jobs = book.reported(99.0)
+    assert jobs.clients.tolist() == [2, 5, 7]
+    book.take(jobs)
+    assert heard(clock, book, 9.0, enough=1) == 2.5
+    assert book.reported(99.0).clients.tolist() == [1]
+    book.take(book.reported(99.0))
+    assert len(book) == 0
+    assert book.rounds() == {0, 1}  # until the round ends, because they are to be collected
+    book.end_round()
+    assert book.rounds() == set()
+
+
+def test_the_clock_is_found_again_from_the_book() -> None:
+    schedule = Schedule(3, delays=HalfNormal(3.0))
+    clock, book = clock_of(schedule)
+    clock.sent(book.add(np.arange(4), 0, 0, 0.0))
+    clock.sent(book.add(np.arange(4, 8), 1, 0, 1.0))
+    heard(clock, book, 2.0)
+    again = JobBook("clients")
+    again.restore(book.tree())
+    other = VirtualClock(Run(averaging(small_mlp()), {}, {}, schedule, 0, Ledger(), {"clients": again}))
+    heard(clock, book, 50.0)
+    heard(other, again, 50.0)
+    assert again.reported(99.0).clients.tolist() == book.reported(99.0).clients.tolist()
+    assert len(book.reported(99.0)) == 8
 
 
 def test_a_client_that_is_given_up_is_free_again() -> None:
-    flight = InFlight(Schedule(1, delays=Scripted({(0, 3): np.inf, (0, 4): 5.0}), patience=2), 0, "clients", 9)
-    flight.send(np.array([3, 4]), 0, 0)
-    assert len(flight.advance(1)) == 0
-    assert flight.advance(2).clients.tolist() == [3, 4]
-    assert flight.next_event() == np.inf
+    clock, book = clock_of(Schedule(1, delays=Scripted({(0, 3): np.inf, (0, 4): 5.0}), patience=2))
+    clock.sent(book.add(np.array([3, 4]), 0, 0, 0.0))
+    heard(clock, book, 1.0)
+    assert len(book.give_up(2.0, 1.0)) == 0
+    heard(clock, book, 2.0)
+    lost = book.give_up(2.0, 2.0)
+    assert lost.clients.tolist() == [3, 4]
+    clock.forget(lost)
+    assert clock.wait(np.inf, 1).over
+    assert len(book) == 0

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.backends.run import run
 from mixfed.backends.simulator import choice
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.engine import Simulator
@@ -21,7 +22,7 @@ from mixfed.core.algorithm import Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import Scripted
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd
@@ -161,57 +162,53 @@ def test_vmap_that_cannot_run_is_one_sentence() -> None:
         train(averaging(model(lambda: Choosy(3, 2))), clients(RAGGED), "vmap")
 
 
-def test_auto_says_and_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    told: list[str] = []
-    make, data = PROBLEMS["mlp"]
-    first = train(averaging(model(make)), data, "auto", say=told.append)
-    (file,) = [f for f in tmp_path.rglob("*") if f.is_file()]
-    chosen = file.read_text().strip()
-    assert told[0].startswith(f"Executor: {chosen}")
-    assert "loop" in told[0]
-    assert "vmap" in told[0]  # both timings
-    second = train(averaging(model(make)), data, "auto", say=told.append)
-    assert "as timed earlier on this machine" in told[1]
-    assert_equal(first.params, second.params)
-    tried = [how.split(" ms by ")[1] for how in told[0].split(" takes ")[1].rstrip(".").split("), ")]
-    other = next(how if how.endswith(")") else how + ")" for how in tried if not chosen.startswith(how))
-    file.write_text(other + "\n")
-    train(averaging(model(make)), data, "auto", say=told.append)
-    assert told[2].startswith(f"Executor: {other}")
-    file.write_text("nonsense")
-    train(averaging(model(make)), data, "auto", say=told.append)
-    assert "a client takes" in told[3]
-    assert len(told) == 4
-
-
-def test_a_resumed_run_keeps_its_executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Even on a machine that remembers nothing and might now find another one faster."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_auto_says_what_it_chose_and_can_be_made_to_choose_it_again() -> None:
     make, data = PROBLEMS["mlp"]
     told: list[str] = []
-
-    def go(rounds: int) -> Result:
-        checkpoints = Checkpoints(tmp_path / "run")
-        options = {"say": told.append, "checkpoints": checkpoints, "resume": True}
-        return train(averaging(model(make)), data, "auto", rounds, **options)
-
-    go(2)
-    (file,) = [f for f in (tmp_path / "cache").rglob("*") if f.is_file()]
-    straight = train(averaging(model(make)), data, "auto", 4)
-    file.unlink()
-    resumed = go(4)
+    simulator = Simulator("auto", say=told.append)
+    first = run(averaging(model(make)), data, rounds=2, cohort=len(data), seed=5, backend=simulator)
+    (chosen,) = simulator.chooser.chosen().values()
     assert len(told) == 1
-    assert_equal(resumed.params, straight.params)
+    assert told[0].startswith(f"Executor: {Execution.parsed(chosen)}; ")
+    again = Simulator("auto", chosen={"clients": chosen}, say=told.append)
+    second = run(averaging(model(make)), data, rounds=2, cohort=len(data), seed=5, backend=again)
+    assert_equal(first.params, second.params)
+    assert again.chooser.chosen() == {"clients": chosen}
+    assert "as in the run that is repeated" in told[1]
+    other = "loop chunk=0 threads=1 cores=1" if chosen.startswith("vmap") else "vmap chunk=2 threads=1 cores=1"
+    different = Simulator("auto", chosen={"clients": other})
+    run(averaging(model(make)), data, rounds=1, cohort=len(data), seed=5, backend=different)
+    assert different.chooser.chosen() == {"clients": other}
 
 
-def test_timing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "fast", "loop chunk=3 threads=1 cores=1", "vmap chunk=0 threads=1 cores=1"])
+def test_an_execution_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no execution"):
+        Simulator("auto", chosen={"clients": text})
+
+
+def test_a_resumed_run_keeps_its_executor(tmp_path: Path) -> None:
+    """Even on a machine that might now find another one faster: nothing is timed again."""
+    make, data = PROBLEMS["mlp"]
+    told: list[str] = []
+
+    def go(rounds: int) -> Simulator:
+        simulator = Simulator("auto", say=told.append)
+        how = {"checkpoints": Checkpoints(tmp_path), "resume": True, "backend": simulator}
+        run(averaging(model(make)), data, rounds=rounds, cohort=len(data), **how)
+        return simulator
+
+    assert go(2).chooser.chosen() == go(4).chooser.chosen()
+    assert len(told) == 1
+
+
+def test_timing_leaves_no_trace() -> None:
     """What auto runs to take the time is thrown away: parameters and ledger are those of the chosen executor."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     make, data = PROBLEMS["batch norm, whole batches"]
-    auto = train(averaging(model(make)), data, "auto")
-    (file,) = [f for f in tmp_path.rglob("*") if f.is_file()]
-    plain = train(averaging(model(make)), data, file.read_text().split()[0])
+    simulator = Simulator("auto", threads=1)
+    auto = run(averaging(model(make)), data, rounds=2, cohort=len(data), seed=5, backend=simulator)
+    (chosen,) = simulator.chooser.chosen().values()
+    plain = train(averaging(model(make)), data, chosen.split()[0])
     assert_equal(auto.params, plain.params)
     assert auto.ledger == plain.ledger
 
@@ -252,14 +249,13 @@ def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(
             chunks.append(chunk_of(batches.fields["x"]))
         return base.client(message, private, batches)
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is remembered"))
     monkeypatch.setattr(Chooser, "_timed", lambda *_: Execution("vmap", WHOLE, 1))
 
     def trained(rounds: int = 3, **options: Any) -> Result:
         schedule = Schedule(4, delays=Scripted({(1, 2): 1.0}))
         backend = Simulator("auto", threads=1)
         return run(
-            replace(base, client=client, ageless=False),
+            replace(base, client=client, lateness=replace(base.lateness, same_in_every_round=False)),
             clients([8] * 4),
             rounds=rounds,
             schedule=schedule,

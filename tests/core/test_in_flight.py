@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal, Scripted
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd
@@ -125,15 +126,16 @@ def test_rounds_without_a_step_between_them_share_a_message_resumed_or_not(tmp_p
         return run(algorithm(), data(), rounds=rounds, schedule=schedule, backend=backend, **options), backend
 
     straight, backend = go(10)
-    sent = backend._sent["clients"]
-    assert len(sent) - 1 > 5
-    assert len({id(s.parts) for s in sent.values()}) < 5
+    sent = backend.state()["messages"]["clients"]
+    assert len(sent["rounds"]) - 1 > 5
+    assert len(sent["tensors"]) < 5
     for place in ("device", "disk"):
         folder = Checkpoints(tmp_path / place)
         go(7, place, checkpoints=folder)
         saved = folder.load()
         assert saved is not None
-        assert len(saved["backend"]["sent"]["clients"]["parts"]) < len(saved["backend"]["sent"]["clients"]["rounds"])
+        kept = saved["backend"]["messages"]["clients"]
+        assert len(kept["tensors"]) < len(kept["rounds"])
         resumed, again = go(10, place, checkpoints=folder, resume=True)
         assert all(torch.equal(x, straight.params[n]) for n, x in resumed.params.items())
-        assert len({id(s.parts) for s in again._sent["clients"].values()}) == len({id(s.parts) for s in sent.values()})
+        assert len(again.state()["messages"]["clients"]["tensors"]) == len(sent["tensors"])

@@ -95,8 +95,8 @@ def test_bytes_are_those_of_the_tensors_that_travel() -> None:
     more = {"extra": {"a": torch.zeros(5, dtype=torch.int8), "b": torch.zeros(3, dtype=torch.float64)}}
 
     def broadcast(state, server):  # type: ignore[no-untyped-def]
-        message = base.broadcast(state, server)[CLIENTS]
-        return {CLIENTS: Message(message.payload | more, message.round)}
+        message = base.broadcast(state, server)[0][CLIENTS]
+        return {CLIENTS: Message(message.payload | more, message.round)}, state
 
     result = train(replace(base, broadcast=broadcast), clients([3, 7]), rounds=1)
     assert result.ledger["bytes_down"] == 2 * (4 * 16 + 5 + 24)
@@ -170,7 +170,8 @@ def test_examples_that_are_sent_down_are_counted() -> None:
     base = averaging(one_layer())
 
     def broadcast(state, server):  # type: ignore[no-untyped-def]
-        return {CLIENTS: replace(base.broadcast(state, server)[CLIENTS], examples=Sample("centre", count=3))}
+        messages, state = base.broadcast(state, server)
+        return {CLIENTS: replace(messages[CLIENTS], examples=Sample("centre", count=3))}, state
 
     data = clients([3, 7])
     result = train(replace(base, broadcast=broadcast), data, rounds=1, central=data.pooled())

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
-from mixfed.core.loop import run
 from mixfed.core.schedule import sample_cohort
 from mixfed.data.store import FederatedData
 from tests.core.helpers import averaging, clients, train

@@ -11,12 +11,13 @@ import torch
 
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.delays import HalfNormal
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.schedule import Schedule
 from mixfed.core.train import LocalTrainer
 from tests.algorithms.test_table import CENTRAL, FEDERATED, head, learnt, setup

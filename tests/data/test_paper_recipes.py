@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mixfed.cli.common import Given
-from mixfed.core.jobs import InFlight
+from mixfed.core.schedule import sample_cohort
 from mixfed.errors import InputError
 from mixfed.experiments import tune as tuning
 from mixfed.experiments.build import build_model, build_schedule
@@ -75,12 +76,13 @@ def test_feddle_out_of_domain_has_the_other_source_at_the_centre(name: str, othe
 def test_messages_to_late_clients_fit_the_memory_or_are_elsewhere() -> None:
     """Of a ResNet-18, for as many rounds as have somebody in flight at the paper's larger delay."""
     recipe = recipe_of("feddle-cifar100-resnet", "feddle")
-    flight, most = InFlight(build_schedule(recipe), 0, "clients", 500), 0
+    schedule, waiting, most = build_schedule(recipe), np.zeros((0, 2)), 0
     for number in range(recipe.rounds):
-        flight.advance(number)
-        flight.send(flight.choose(number, recipe.cohort), number, number)
-        flight.arrived(number + 1)
-        most = max(most, len(set(flight.tree()["jobs"]["round"].tolist())))
+        asked = sample_cohort(0, number, "clients", 500, recipe.cohort)
+        reports = number + schedule.delays(0, number, "clients", asked)
+        waiting = np.concatenate([waiting, np.stack([reports, np.full(len(asked), number)], 1)])
+        waiting = waiting[waiting[:, 0] >= number + 1]
+        most = max(most, len(np.unique(waiting[:, 1])))
     size = 4 * sum(p.numel() for p in MODELS["resnet18"](outputs=20).parameters())
     assert (most + 3 * recipe.cohort) * size > recipe.simulator.memory  # a client that runs takes three models
     assert recipe.simulator.in_flight == "disk"

@@ -8,9 +8,9 @@ import torch
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.batches import Batching
-from mixfed.core.loop import run
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import adam

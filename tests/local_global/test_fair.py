@@ -12,11 +12,12 @@ from torch import nn
 from mixfed.algorithms.fair import Minimax
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global, named
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching, plan_cohort
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.losses import binary_cross_entropy, squared_error
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd

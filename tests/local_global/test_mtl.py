@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mixfed.algorithms.mtl import mean_regularised, mtl
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
-from mixfed.core.loop import run
-from mixfed.core.schedule import Joining
+from mixfed.core.schedule import Joining, Schedule
 from mixfed.errors import InputError
 from tests.problems import point, targets, trainer
 
@@ -56,8 +56,8 @@ def test_the_server_keeps_the_mean_over_all_clients() -> None:
 def test_the_mean_is_kept_while_a_device_settles() -> None:
     """Only what stays on a device may be learnt without the server; the mean of all models has to follow them."""
     data = targets(*[[[float(i)]] for i in range(5)])
-    joining = Joining(1, 0.5, settle=2)
-    result = run(mtl(trainer(point([1.0]), 0.1), lambda1=0.2), data, rounds=3, cohort=2, joining=joining)
+    schedule = Schedule(2, joining=Joining(1, 0.5, settle=2))
+    result = run(mtl(trainer(point([1.0]), 0.1), lambda1=0.2), data, rounds=3, schedule=schedule)
     own = {c: float(p["params"]["w"]) for c, p in result.privates.items("clients")}  # type: ignore[union-attr]
     assert float(result.params["w"]) == pytest.approx(sum(own.get(c, 1.0) for c in range(5)) / 5)
 

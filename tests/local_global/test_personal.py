@@ -104,7 +104,7 @@ def private_models(clients: int, dtype: torch.dtype) -> tuple[Algorithm, Private
     """Local only on a linear model, and clients whose models differ."""
     model = Model(torch.nn.Linear(4, 3), cross_entropy, dtype=dtype)
     algorithm = local_only(LocalTrainer(model, sgd(0.1), Batching(0, steps=1)))
-    privates = PrivateStore(lambda: algorithm.private(model.initial()))
+    privates = PrivateStore(lambda: algorithm.own.first(model.initial()))
     draw = torch.Generator().manual_seed(0)
     for client in range(clients):
         own = {n: torch.rand(x.shape, generator=draw).to(dtype) for n, x in model.initial().items()}

@@ -11,14 +11,14 @@ import torch
 from typer.testing import CliRunner
 
 from mixfed.algorithms.fedavg import fedavg
+from mixfed.backends.run import run
 from mixfed.cli import app
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.loop import run
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd
-from mixfed.core.schedule import Joining
+from mixfed.core.schedule import Joining, Schedule
 from mixfed.core.train import LocalTrainer
 from mixfed.data.scenario import join_device, keep_own
 from mixfed.data.sources import Source
@@ -182,9 +182,9 @@ def test_a_device_that_joins_has_to_fit_the_run() -> None:
     data = FederatedData.from_datasets([{"x": np.zeros((2, 2), np.float32), "y": np.zeros(2, np.int64)}] * 4)
     trainer = LocalTrainer(Model(mlp(2, 2, []), cross_entropy), sgd(0.1), Batching(0, steps=1))
     with pytest.raises(InputError, match="from the 3 clients"):
-        run(fedavg(trainer), data, rounds=3, cohort=4, joining=Joining(1, 0.5))
+        run(fedavg(trainer), data, rounds=3, schedule=Schedule(4, joining=Joining(1, 0.5)))
     with pytest.raises(InputError, match="never joins a run of 3"):
-        run(fedavg(trainer), data, rounds=3, cohort=2, joining=Joining(3, 0.5))
+        run(fedavg(trainer), data, rounds=3, schedule=Schedule(2, joining=Joining(3, 0.5)))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_only_adapters_and_head_train_and_travel(folder: Path) -> None:
     model = Model(vit, mf.cross_entropy)
     algorithm = averaging(model)
     state = algorithm.init(model.initial())
-    (message,) = algorithm.broadcast(state, Server(0, 0, model)).values()
+    (message,) = algorithm.broadcast(state, Server(0, 0, model))[0].values()
     sent = tree.flatten(message.payload)
     assert all("lora_" in name or "head." in name for name in sent)
     assert sum(x.numel() for x in sent.values()) == TRAVELS

@@ -13,10 +13,10 @@ import pytest
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, parallel
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
-from mixfed.core.loop import run
 from mixfed.core.model import Model
 from mixfed.core.optim import adam, sgd
 from mixfed.core.recommend import hinge, spreadout_of

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batches
-from mixfed.core.lookups import train_on_lookups
-from mixfed.core.loop import Result, run
+from mixfed.core.loop import Result
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer, adam
 from mixfed.core.recommend import hinge, spreadout
@@ -26,6 +26,7 @@ from mixfed.errors import InputError
 from mixfed.models.bags import bag
 from mixfed.models.recommender import DualEncoder
 from mixfed.transforms.rows.exchange import exchange_rows
+from mixfed.transforms.rows.lookups import Lookups, train_on_lookups
 from tests.movies.problem import ITEMS, TABLE, WIDTH, clients, examples, on_clients, regulariser
 
 
@@ -36,7 +37,9 @@ def test_a_step_by_hand() -> None:
     """
     batch = {"x": torch.tensor([[0, 2, 2]])}
     one = torch.ones(())
-    batches = Batches("clients", batch, torch.zeros((), dtype=torch.int64), one, one * 3, (3,), tables={"T": ("x",)})
+    batches = Batches(
+        "clients", batch, torch.zeros((), dtype=torch.int64), one, one * 3, (3,), kernel=Lookups({"T": ("x",)})
+    )
     parts = {"tables": {"T": torch.tensor([[1.0], [2.0], [3.0]])}, "weights": {}, "buffers": {}}
     parts["correction"] = {"T": torch.ones(3, 1)}
     end, loss = train_on_lookups(lambda p, b: F.embedding(b["x"], p["T"]).square().mean() / 2, parts, batches, 0.3)
@@ -53,7 +56,9 @@ def test_a_step_on_bags_by_hand() -> None:
     """
     batch = {"x": torch.tensor([[[0, 2, 2], [1, -1, -1]]])}
     one = torch.ones(())
-    batches = Batches("clients", batch, torch.zeros((), dtype=torch.int64), one, one * 2, (2,), tables={"T": ("x",)})
+    batches = Batches(
+        "clients", batch, torch.zeros((), dtype=torch.int64), one, one * 2, (2,), kernel=Lookups({"T": ("x",)})
+    )
     parts = {"tables": {"T": torch.tensor([[1.0], [2.0], [3.0]])}, "weights": {}, "buffers": {}, "correction": {}}
     end, loss = train_on_lookups(lambda p, b: bag(b["x"], p["T"]).square().mean() / 2, parts, batches, 0.2)
     torch.testing.assert_close(end["T"], torch.tensor([[0.3], [1.8], [1.6]]))
@@ -244,7 +249,7 @@ def test_a_client_never_finds_the_rows_of_another(label: int, optimizer: Optimiz
     def trained(fields: Batch, count: Tensor, table: Tensor) -> Tensor:
         batches = Batches(
             "clients", fields, torch.zeros((), dtype=torch.int64), torch.ones(()), torch.ones(()),
-            vectorised=True, tables={TABLE: ("x",)}, rows={TABLE: count},
+            vectorised=True, kernel=Lookups({TABLE: ("x",)}), extra={TABLE: count},
         )  # fmt: skip
         return trainer.train(weights | {TABLE: table}, batches).params[TABLE]
 

@@ -21,6 +21,7 @@ from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 
+Step = Callable[[State, Sequence[Reply], Server], State]
 Rule = Literal["constant", "polynomial", "hinge"]
 Discount = Callable[[int], float]
 """s(τ): what an update of this staleness counts."""
@@ -58,7 +59,7 @@ def fedasync(
             params = tree.add(params, mixed_towards(params, reply.values["model"]), share)
         return state | {"params": params}
 
-    return replace(sending_models(fedavg(trainer, name="fedasync")), step=step, late="use", buffer=1)
+    return taking_late(sending_models(fedavg(trainer, name="fedasync")), step, buffer=1)
 
 
 def fedbuff(
@@ -86,7 +87,7 @@ def fedbuff(
         delta = tree.combine([r.values["delta"] for r in replies], shares)
         return moved(base, optimizer, state, delta, server)
 
-    return replace(base, step=step, late="use", buffer=buffer)
+    return taking_late(base, step, buffer=buffer)
 
 
 def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None = None) -> Algorithm:
@@ -121,11 +122,17 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
         mean = tree.combine([mean, *news], [1.0, *[1.0 / server.clients[CLIENTS]] * len(replies)])
         return moved(base, optimizer, state, calibrated, server) | {"mean": mean, "cache": cache}
 
-    def restored(state: State, device: torch.device) -> State:
+    def restore(state: State, device: torch.device) -> State:
         rest = {name: x for name, x in state.items() if name != "cache"}
-        return base.restored(rest, device) | {"cache": state["cache"]}
+        return base.restore(rest, device) | {"cache": state["cache"]}
 
-    return replace(base, init=init, step=step, restored=restored, uploads="each", late="use", buffer=buffer)
+    moves_all = replace(base.rows, untouched_stay=False)  # the cached mean moves rows that nobody touched
+    return replace(taking_late(base, step, buffer=buffer), init=init, restore=restore, uploads="each", rows=moves_all)
+
+
+def taking_late(base: Algorithm, step: Step, *, buffer: int = 0) -> Algorithm:
+    """The algorithm with this step, made of so many updates, however late they come."""
+    return replace(base, step=step, lateness=replace(base.lateness, late="use", buffer=buffer))
 
 
 def moved(base: Algorithm, optimizer: Optimizer, state: State, delta: Params, server: Server) -> State:
@@ -153,7 +160,7 @@ def sending_models(base: Algorithm) -> Algorithm:
         ends = {n: start[n] + d for n, d in upload.values["delta"].items()}
         return Upload({"model": ends}, torch.ones_like(upload.weight)), kept
 
-    return replace(base, client=client, uploads="each", row_wise=False)
+    return replace(base, client=client, uploads="each", rows=replace(base.rows, untouched_stay=False))
 
 
 def mixed_towards(params: Params, model: Params) -> Params:

@@ -7,7 +7,19 @@ from dataclasses import replace
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import algorithm as core
-from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core import tree
+from mixfed.core.algorithm import (
+    CLIENTS,
+    Algorithm,
+    Lateness,
+    Message,
+    OwnParts,
+    Private,
+    Reply,
+    Server,
+    State,
+    Upload,
+)
 from mixfed.core.batches import Batches
 from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer
@@ -27,7 +39,7 @@ def center(trainer: LocalTrainer) -> Algorithm:
         "center",
         model,
         init=lambda params: {"params": params},
-        broadcast=lambda state, server: {},
+        broadcast=lambda state, server: ({}, state),
         step=step,
         batching={},
     )
@@ -48,13 +60,12 @@ def local_only(trainer: LocalTrainer) -> Algorithm:
         "local",
         model,
         init=lambda params: {"params": params},
-        broadcast=lambda state, server: {CLIENTS: Message({}, server.round)},
+        broadcast=lambda state, server: ({CLIENTS: Message({}, server.round)}, state),
         step=lambda state, replies, server: state,
         client=client,
         batching={CLIENTS: trainer.batching},
-        ageless=trainer.ageless,
-        private=lambda params: {"params": {n: p.to(model.dtype) for n, p in params.items()}},
-        personal=lambda params, private: private["params"],
+        lateness=Lateness(same_in_every_round=trainer.same_in_every_round),
+        own=OwnParts(lambda params: {"params": tree.cast(params, model.dtype)}, lambda params, own: own["params"]),
     )
 
 
@@ -78,6 +89,6 @@ def transfer(
     return replace(
         then,
         name="transfer",
-        broadcast=lambda state, server: {} if at_centre(server) else then.broadcast(state, server),
+        broadcast=lambda state, server: ({}, state) if at_centre(server) else then.broadcast(state, server),
         step=step,
     )

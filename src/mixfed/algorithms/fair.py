@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from mixfed.core.model import Loss, masked_mean
+from mixfed.core.model import IDLE, Loss, masked_mean
 from mixfed.core.train import LocalTrainer, Move
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
@@ -41,9 +42,9 @@ class Minimax(LocalTrainer):
             raise InputError("Minimax training needs a network with an adversary; set auxiliary.kind to 'adversary'.")
 
     @property
-    def ageless(self) -> bool:
+    def same_in_every_round(self) -> bool:
         """Not if some rounds are for pre-training."""
-        return super().ageless and not self.pretrain
+        return super().same_in_every_round and not self.pretrain
 
     def moves(self, loss: Loss, round: int) -> list[Move]:
         """The adversary against the representation as it is, then the others against the adversary."""
@@ -59,5 +60,7 @@ class Minimax(LocalTrainer):
 
     def adversary_loss(self, params: Params, batch: Batch) -> Tensor:
         """L_a: the adversary's mean loss over the real examples of the batch."""
+        if IDLE in batch:
+            return torch.zeros((), device=self.model.device, dtype=self.model.dtype)
         _, losses = self.model.outputs(params, batch, training=True)
         return masked_mean(losses, batch.get("mask"))

@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 
 from mixfed.core import algorithm as core
 from mixfed.core import optim
-from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import (
+    CLIENTS,
+    Algorithm,
+    Lateness,
+    Message,
+    OwnParts,
+    Private,
+    Reply,
+    RowWise,
+    Server,
+    State,
+    Upload,
+)
 from mixfed.core.batches import Batches
 from mixfed.core.model import Loss
 from mixfed.core.optim import Optimizer
@@ -31,8 +43,8 @@ def fedavg(
     def init(params: Params) -> State:
         return {"params": params, "server": server_optimizer.init(model.trained(params))}
 
-    def broadcast(state: State, server: Server) -> dict[str, Message]:
-        return {CLIENTS: Message({"params": core.sent_down(model, state["params"])}, server.round)}
+    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
+        return {CLIENTS: Message({"params": core.sent_down(model, state["params"])}, server.round)}, state
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         start = core.received(message["params"], private)
@@ -55,9 +67,9 @@ def fedavg(
         step,
         client,
         batching={CLIENTS: trainer.batching},
-        private=lambda params: core.kept_private(model, params),
-        row_wise=server_optimizer.is_plain_sgd,
-        ageless=trainer.ageless,
+        lateness=Lateness(same_in_every_round=trainer.same_in_every_round),
+        own=OwnParts(lambda params: core.kept_private(model, params)),
+        rows=RowWise(untouched_stay=server_optimizer.is_plain_sgd),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixfed.algorithms.asynchronous import sending_models
+from mixfed.algorithms.asynchronous import sending_models, taking_late
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import algorithm as core
 from mixfed.core import optim, tree
@@ -30,9 +30,10 @@ def fed_ft(base: Algorithm, centre: LocalTrainer) -> Algorithm:
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         state = base.step(state, replies, server)
-        return state | {"params": core.as_server_copy(server.train(centre, state["params"]).params, state["params"])}
+        params = base.params(state)
+        return base.with_params(state, core.as_server_copy(server.train(centre, params).params, params))
 
-    return replace(base, name="fed_ft", step=step, row_wise=False)
+    return replace(base, name="fed_ft", step=step, rows=replace(base.rows, untouched_stay=False))
 
 
 def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) -> Algorithm:
@@ -49,15 +50,22 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
         )
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
-        params = state["params"]
+        params = base.params(state)
         end = core.as_server_copy(server.train(centre, params).params, params)
         weight = float(server.batches(centre.batching).examples) if by_examples else 1.0
         own = Reply({"delta": core.change(base.model, params, end)}, weight, (), CENTRE)
         after = base.step(state, [*replies, own], server)
         shared = replies[0].values["delta"] if replies else own.values["delta"]
-        return after | {"params": after["params"] | {n: end[n] for n in own.values["delta"] if n not in shared}}
+        kept = {n: end[n] for n in own.values["delta"] if n not in shared}
+        return base.with_params(after, base.params(after) | kept)
 
-    return replace(base, name="hfcl", step=step, buffer=0, steps_alone=True, row_wise=False)
+    return replace(
+        base,
+        name="hfcl",
+        step=step,
+        lateness=replace(base.lateness, buffer=0, steps_alone=True),
+        rows=replace(base.rows, untouched_stay=False),
+    )
 
 
 def feddf(
@@ -84,7 +92,7 @@ def feddf(
         with explained("The clients' models cannot be distilled"):
             return state | {"params": server.work(("feddf", len(teachers)), distilled, server.batches(batching))}
 
-    return replace(sending_models(fedavg(trainer, name="feddf")), step=step, late="use")
+    return taking_late(sending_models(fedavg(trainer, name="feddf")), step)
 
 
 def distil(

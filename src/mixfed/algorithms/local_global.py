@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mixfed.core import tree
-from mixfed.core.algorithm import Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches
 from mixfed.core.model import Model
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.models.parts import AUXILIARY
+from mixfed.transforms.travel import what_travels
 
 LOCAL = "local"
 
@@ -36,6 +37,7 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
     local = _local_names(model, is_global)
     if not local:
         return base
+    _check_base(base, local)
 
     def travelling(leaves: Params) -> Params:
         return {n: x for n, x in leaves.items() if n not in local}
@@ -43,21 +45,16 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
     def own(params: Params) -> Params:
         return tree.cast({n: params[n] for n in local}, model.dtype)
 
-    def broadcast(state: State, server: Server) -> dict[str, Message]:
-        messages = base.broadcast(state, server)
+    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
+        messages, state = base.broadcast(state, server)
         if server.round < warm_start:
-            return messages
+            return messages, state
         sent = {}
         for source, message in messages.items():
-            whole = message.payload.get("params", {})
-            if not set(local) <= set(whole):
-                raise InputError(
-                    f"{base.name} sends its clients no plain parameters of which a part could stay at home;"
-                    " choose another base, and put compression around local_global."
-                )
+            whole = message["params"]
             payload = {name: travelling(leaves) for name, leaves in message.payload.items()}
             sent[source] = replace(message, payload=payload, first={LOCAL: own(whole)} if warm_start else message.first)
-        return sent
+        return sent, state
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         if message.round < warm_start:
@@ -67,7 +64,7 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         kept = {part: leaves for part, leaves in private.items() if part != LOCAL}
         upload, kept = base.client(replace(message, payload=whole), kept, batches)
         values = {name: travelling(leaves) for name, leaves in upload.values.items()}
-        return Upload(values, upload.weight), kept | {LOCAL: _trained(base, mine, upload)}
+        return Upload(values, upload.weight), kept | {LOCAL: _trained(mine, upload)}
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         if server.round >= warm_start:  # what comes late from the warm start still has the local part
@@ -75,7 +72,7 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         return base.step(state, replies, server)
 
     def private(params: Params) -> Private:
-        return base.private(params) | ({} if warm_start else {LOCAL: own(params)})
+        return base.own.first(params) | ({} if warm_start else {LOCAL: own(params)})
 
     def personal(params: Params, private: Private) -> Params:
         inner = base.personal(params, private) if base.personal else params
@@ -87,11 +84,35 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         broadcast=broadcast,
         step=step,
         client=client,
-        private=private,
-        personal=personal,
-        settles=True,
-        ageless=base.ageless and not warm_start,
+        own=OwnParts(private, personal, settles=True),
+        lateness=replace(base.lateness, same_in_every_round=base.lateness.same_in_every_round and not warm_start),
     )
+
+
+def _check_base(base: Algorithm, local: Sequence[str]) -> None:
+    """Refuses an algorithm of which nothing can stay at home, in the first round or later."""
+    if base.decode is not None:
+        raise InputError(f"{base.name} is compressed; put compress around local_global, not inside.")
+    if base.rows:
+        raise InputError(
+            f"The clients of {base.name} exchange rows; put exchange_rows around local_global, not inside."
+        )
+    travels = what_travels(base)
+    for source in base.batching:
+        plain = travels.messages.get(source) and all(
+            set(local) <= set(message.payload.get("params", {})) for message in travels.messages[source]
+        )
+        comes = all(
+            any(set(local) <= set(values.get(name, {})) for name in ("model", "delta"))
+            for values in travels.uploads.get(source, [])
+        )
+        if not plain or not comes:
+            raise InputError(
+                f"{base.name} sends its clients no plain parameters, or takes none from them, of which a part could"
+                " stay at home; choose another base."
+            )
+    if not base.batching:
+        raise InputError(f"{base.name} has no clients on which a part could stay; choose another base.")
 
 
 def layers(model: Model) -> list[str]:
@@ -118,17 +139,12 @@ def named(prefixes: Sequence[str], model: Model | None = None) -> Callable[[str]
     return lambda name: name.startswith(tuple(prefixes)) and not name.startswith(AUXILIARY)
 
 
-def _trained(base: Algorithm, start: Params, upload: Upload) -> Params:
+def _trained(start: Params, upload: Upload) -> Params:
     """Where training ended on these leaves, from an upload of the whole model's change or of the model itself."""
     model, delta = upload.values.get("model", {}), upload.values.get("delta", {})
     if start.keys() <= model.keys():
         return {n: model[n] for n in start}
-    if start.keys() <= delta.keys():
-        return {n: x + delta[n] for n, x in start.items()}
-    raise InputError(
-        f"The clients of {base.name} upload no plain change of the parameters of which a part could stay at home;"
-        " choose another base, and put compression around local_global."
-    )
+    return {n: x + delta[n] for n, x in start.items()}
 
 
 def _local_names(model: Model, is_global: Callable[[str], bool]) -> tuple[str, ...]:

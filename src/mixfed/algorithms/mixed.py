@@ -15,7 +15,7 @@ from torch import Tensor
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import algorithm as core
 from mixfed.core import optim, tree
-from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches, Sample
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer
@@ -102,14 +102,14 @@ def gradient_1way(populations: Populations, centres: Centres) -> Algorithm:
         raise InputError("1-way gradient transfer sends a central gradient; give a centre, or use parallel training.")
     base = _merged("gradient_1way", clients, (), None, {}, share_gradients=False)
 
-    def broadcast(state: State, server: Server) -> dict[str, Message]:
+    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
         parts = [server.gradient(c.trainer, state["params"], source=_data_of(c)) for c in central]
         correction = tree.cast(tree.combine(parts, [1.0 / len(clients)] * len(parts)), base.model.dtype)
-        messages = base.broadcast(state, server)
+        messages, state = base.broadcast(state, server)
         return {
             name: replace(message, payload=message.payload | {"correction": correction})
             for name, message in messages.items()
-        }
+        }, state
 
     return replace(base, broadcast=broadcast)
 
@@ -130,8 +130,9 @@ def example_transfer(
     base = fedavg(trainer, server=server, name="example_transfer")
     sample = Sample(source, ratio, count)
 
-    def broadcast(state: State, at: Server) -> dict[str, Message]:
-        return {name: replace(m, examples=sample) for name, m in base.broadcast(state, at).items()}
+    def broadcast(state: State, at: Server) -> tuple[dict[str, Message], State]:
+        messages, state = base.broadcast(state, at)
+        return {name: replace(message, examples=sample) for name, message in messages.items()}, state
 
     return replace(base, broadcast=broadcast)
 
@@ -164,7 +165,7 @@ def _merged(
         gradients = [g for n, g in state["gradients"].items() if n != source]
         return tree.combine(gradients, [1.0] * len(gradients))
 
-    def broadcast(state: State, server: Server) -> dict[str, Message]:
+    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
         params = core.sent_down(model, state["params"])
         messages = {}
         for population in populations:
@@ -172,7 +173,7 @@ def _merged(
             if share_gradients:
                 payload["correction"] = tree.cast(others(state, population.name), model.dtype)
             messages[population.name] = Message(payload, server.round)
-        return messages
+        return messages, state
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         trainer = by_name[batches.source].trainer
@@ -235,7 +236,7 @@ def _merged(
         step,
         client,
         batching={p.name: p.trainer.batching for p in populations},
-        private=lambda params: core.kept_private(model, params),
+        own=OwnParts(lambda params: core.kept_private(model, params)),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mixfed.core import algorithm as core
 from mixfed.core import tree
-from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches
 from mixfed.core.model import Loss
 from mixfed.core.train import LocalTrainer
@@ -29,6 +29,10 @@ def mtl(trainer: LocalTrainer, *, lambda1: float = 0.01, lambda2: float = 0.0) -
         raise InputError(f"The weights of the regulariser cannot be negative, as {min(lambda1, lambda2)} is.")
     model = trainer.model
 
+    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
+        mean = tree.cast(model.trained(state["params"]), model.dtype)
+        return {CLIENTS: Message({"mean": mean}, server.round)}, state
+
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         start = private["params"]
         loss = mean_regularised(trainer.loss or model.loss, message["mean"], lambda1, lambda2)
@@ -45,14 +49,11 @@ def mtl(trainer: LocalTrainer, *, lambda1: float = 0.01, lambda2: float = 0.0) -
         "mtl",
         model,
         init=lambda params: {"params": params},
-        broadcast=lambda state, server: {
-            CLIENTS: Message({"mean": tree.cast(model.trained(state["params"]), model.dtype)}, server.round)
-        },
+        broadcast=broadcast,
         step=step,
         client=client,
         batching={CLIENTS: trainer.batching},
-        private=lambda params: {"params": tree.cast(params, model.dtype)},
-        personal=lambda params, private: private["params"],
+        own=OwnParts(lambda params: {"params": tree.cast(params, model.dtype)}, lambda params, own: own["params"]),
     )
 
 

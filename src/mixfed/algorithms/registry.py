@@ -205,7 +205,8 @@ def _fallback(setup: Setup, name: FallbackName) -> Fallback | Algorithm:
     server = setup.server
     if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.decay == 1.0:
         return like_fedbuff(server.learning_rate) if name == "fedbuff" else like_fedavg(server.learning_rate)
-    return replace(ALGORITHMS[name].make(setup), buffer=0)
+    made = ALGORITHMS[name].make(setup)
+    return replace(made, lateness=replace(made.lateness, buffer=0))
 
 
 def _feddle(

@@ -1,8 +1,8 @@
 """The nouns: what travels, what the server has at hand, and an algorithm as a value.
 
-One round, top to bottom (see :func:`mixfed.core.loop.run`)::
+One round, top to bottom (see :func:`mixfed.core.loop.train`)::
 
-    messages = algorithm.broadcast(state, server)                     # what goes down, by population of clients
+    messages, state = algorithm.broadcast(state, server)              # what goes down, by population of clients
     upload, private = algorithm.client(message, private, batches)     # on every client of the cohort
     state = algorithm.step(state, replies, server)                    # what the server does with what came up
 """
@@ -106,8 +106,7 @@ class Reply:
 class Server:
     """What the server has at hand in a round: its own data, its randomness, and the ledger that counts its work.
 
-    ``clients`` counts the clients of each population, ``step`` the steps that this round has had before. ``notes``
-    carries what ``broadcast`` wants to tell ``step`` of the same round; it does not outlive the round.
+    ``clients`` counts the clients of each population, ``step`` the steps that this round has had before.
     """
 
     round: int
@@ -116,7 +115,6 @@ class Server:
     central: Mapping[str, CentralData] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     clients: Mapping[str, int] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
     step: int = 0
 
     def batches(self, batching: Batching, source: str | None = CENTRE) -> Batches:
@@ -169,58 +167,107 @@ def _asks_no_client(message: Message, private: Private, batches: Batches) -> tup
 
 
 @dataclass(frozen=True)
+class Lateness:
+    """How an algorithm goes on when clients report late.
+
+    ``late`` says whether updates from earlier rounds are used or discarded. ``buffer`` is how many updates make a step
+    (0: all that arrived in the round). With ``steps_alone`` the server has work to do in a round in which nothing
+    arrived; without it such a round changes nothing. ``same_in_every_round`` promises that what a client does depends
+    on the trees of its message and not on the number of the round, so that clients of several rounds can run at once.
+    """
+
+    late: Literal["discard", "use"] = "discard"
+    buffer: int = 0
+    steps_alone: bool = False
+    same_in_every_round: bool = False
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """What stays on a client's device.
+
+    ``first(params)`` is what the device holds before its first round. Where clients end up with models of their own,
+    ``model(params, private)`` is a client's, from the common model and what the client keeps. ``settles`` says that a
+    device which joins later learns its own part before the server takes anything from it.
+    """
+
+    first: Callable[[Params], Private] = lambda params: {}
+    model: Personal | None = None
+    settles: bool = False
+
+
+@dataclass(frozen=True)
+class RowWise:
+    """Tables that travel by rows (:mod:`mixfed.transforms.rows`), with the fields of ids that index them.
+
+    ``untouched_stay`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
+    ``in_place`` says that ``step`` writes into tensors that the last messages share, so that no client may be late.
+    """
+
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    untouched_stay: bool = False
+    in_place: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether any table travels by rows."""
+        return bool(self.tables)
+
+
+Decode = Callable[[dict[str, Params]], dict[str, Params]]
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A federated algorithm as a value: pure functions over trees, and what they need from the run.
 
-    ``batching`` names the client populations it trains on and how each cuts its data (empty: it needs no clients).
-    ``broadcast`` gives the message to each population that is asked in this round (none: an empty dictionary).
-    ``uploads = "sum"`` promises that only weighted means of uploads are used, which allows streaming, secure
-    aggregation and all-reduce; ``"each"`` asks for every client's upload.
-    ``params(state)`` is the model to evaluate and to save. ``private(params)`` is what a client's device holds before
-    its first round. Where clients end up with models of their own, ``personal(params, private)`` is a client's, from
-    the common model and what the client keeps; private buffers (BatchNorm's statistics) alone make it one's own.
-    ``settles`` says that a device which joins later learns what it keeps before the server takes anything from it.
-    ``arrive`` turns an upload as it travelled into the values that are averaged (decompression).
-    ``rows`` are tables that travel by rows (see :mod:`mixfed.transforms.rows`), with the fields of ids that index them.
-    ``row_wise`` promises that ``step`` leaves a row of a table alone if the replies bring no change of it.
-    ``in_place`` says that ``step`` writes into tensors that the last messages share, so that no client may be late.
+    ``init(params)`` is the state before the first round. ``broadcast(state, server)`` gives the message to each
+    population that is asked in this round (none: an empty dictionary), and the state, which it may have changed.
+    ``client(message, private, batches)`` is a client's work. ``step(state, replies, server)`` is what the server does
+    with what came up. ``params(state)`` is the model to evaluate and to save, and ``with_params(state, params)`` the
+    state with another model, so that algorithms can be built on others. These functions are pure: they change none of
+    their arguments. An algorithm whose step writes into its state says so where it is made.
 
-    Under delays: ``late`` says whether updates from earlier rounds are used or discarded, ``buffer`` how many updates
-    make a step (0: all that arrived in the round), and ``steps_alone`` that ``step`` has work to do in a round in which
-    nothing arrived; without it such a round changes nothing. ``ageless`` promises that what a client does depends on
-    the trees of its message and not on the number of the round, so that clients of several rounds can run at once.
+    ``batching`` names the client populations that the algorithm trains on and how each cuts its data (empty: it needs
+    no clients). ``uploads = "sum"`` promises that only weighted means of uploads are used, which allows streaming,
+    secure aggregation and all-reduce; ``"each"`` asks for every client's upload. ``decode`` turns an upload as it
+    travelled into the values that are averaged (None: nothing is encoded).
+
+    ``lateness``, ``own`` and ``rows`` are capabilities, each with defaults that suit a plain algorithm.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
-    ``restored(state, device)`` makes a state from a checkpoint, which is in main memory, usable again: on the model's
+    ``restore(state, device)`` makes a state from a checkpoint, which is in main memory, usable again: on the model's
     device, except for what is kept elsewhere.
     """
 
     name: str
     model: Model
     init: Callable[[Params], State]
-    broadcast: Callable[[State, Server], dict[str, Message]]
+    broadcast: Callable[[State, Server], tuple[dict[str, Message], State]]
     step: Callable[[State, Sequence[Reply], Server], State]
     client: Callable[[Message, Private, Batches], tuple[Upload, Private]] = _asks_no_client
+    params: Callable[[State], Params] = lambda state: state["params"]
+    with_params: Callable[[State, Params], State] = lambda state, params: state | {"params": params}
     batching: Mapping[str, Batching] = field(default_factory=dict)
     uploads: Literal["sum", "each"] = "sum"
-    params: Callable[[State], Params] = lambda state: state["params"]
-    private: Callable[[Params], Private] = lambda params: {}
-    personal: Personal | None = None
-    settles: bool = False
-    arrive: Callable[[dict[str, Params]], dict[str, Params]] = lambda values: values
-    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    row_wise: bool = False
-    in_place: bool = False
-    late: Literal["discard", "use"] = "discard"
-    buffer: int = 0
-    steps_alone: bool = False
-    ageless: bool = False
+    decode: Decode | None = None
+    lateness: Lateness = field(default_factory=Lateness)
+    own: OwnParts = field(default_factory=OwnParts)
+    rows: RowWise = field(default_factory=RowWise)
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
-    restored: Callable[[State, torch.device], State] = tree.to_device
+    restore: Callable[[State, torch.device], State] = tree.to_device
 
     def __post_init__(self) -> None:
-        if self.personal is None and self.model.buffer_policy == "private" and self.model.buffers:
-            object.__setattr__(self, "personal", received)
+        if self.own.model is None and self.model.buffer_policy == "private" and self.model.buffers:
+            object.__setattr__(self, "own", replace(self.own, model=received))
+
+    @property
+    def personal(self) -> Personal | None:
+        """A client's own model, where clients have one; private buffers (BatchNorm's statistics) alone make it so."""
+        return self.own.model
+
+    def decoded(self, values: dict[str, Params]) -> dict[str, Params]:
+        """The values of an upload as the server uses them."""
+        return self.decode(values) if self.decode else values
 
 
 def mean(replies: Sequence[Reply], name: str) -> Params:
@@ -248,8 +295,10 @@ def kept_private(model: Model, params: Params) -> Private:
 
 
 def own_model(model: Model, start: Params, end: Params) -> Params:
-    """What a client keeps that has a model to itself: where training ended, but where the policy for buffers says that
-    clients' are discarded, with those that it began with."""
+    """The model that a client keeps to itself after training.
+
+    It is the trained model. Where the policy discards what clients make of buffers, it has the buffers of the start.
+    """
     return end | {n: start[n] for n in model.buffers} if model.buffer_policy == "server" else end
 
 

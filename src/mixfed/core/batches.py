@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from mixfed import rng
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+
+if TYPE_CHECKING:
+    from mixfed.core.train import Kernel
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,8 @@ class Batches:
 
     Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
     ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
-    ``tables`` are parameters that came by rows, with the fields of local ids that index them. In a chunk all clients'
-    tables are of one length, and ``rows`` says how many of them are each client's.
+    ``kernel`` is a better way to train on these batches, where somebody knows one (:class:`mixfed.core.train.Kernel`),
+    and ``extra`` has numbers of each client that it needs.
     """
 
     source: str
@@ -87,20 +90,14 @@ class Batches:
     mask: Tensor | None = None
     active: Tensor | None = None
     vectorised: bool = False
-    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    kernel: Kernel | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:
         """Empty batches: steps of a loss that is a function of the parameters alone."""
         zero = torch.zeros((), device=device)
         return cls("", {}, torch.zeros((), dtype=torch.int64, device=device), zero + steps, zero, (0,) * steps)
-
-    @cached_property
-    def padded(self) -> frozenset[str]:
-        """The fields that index tables and have ids below 0, which are padding; not under vmap."""
-        indexing = {name for names in self.tables.values() for name in names if name in self.fields}
-        return frozenset(name for name in indexing if bool((self.fields[name] < 0).any()))
 
     @property
     def length(self) -> int:
@@ -234,22 +231,19 @@ def plan_cohort(
     clients: NDArray[np.int64],
     batching: Batching,
     seed: int,
-    version: int | NDArray[np.int64],
+    round: int | NDArray[np.int64],
     sample: Sample | None = None,
     central: CentralData | None = None,
 ) -> Plan:
-    """Batches for the clients of a round; each client's depend only on (seed, source, version, client).
+    """Batches for the clients of a round; each client's depend only on (seed, source, round, client).
 
-    Clients of several rounds have a ``version`` each.
+    Clients of several rounds have a ``round`` each.
 
     With a ``sample`` of ``central`` data, every client's examples of this round are its own and its sample, shuffled
     together (Augenstein et al., 2021, Algorithm 3).
     """
-    versions = np.broadcast_to(version, clients.shape)
-    each, which = np.unique(versions, return_inverse=True)
-    of_source = rng.key(0, source)
-    of_round = np.array([rng.key(seed, "batches", one) ^ of_source for one in each.tolist()], np.int64)[which]
-    keys = (rng.bits(of_round, clients) >> np.uint64(1)).astype(np.int64)
+    rounds = np.broadcast_to(round, clients.shape)
+    keys = _client_keys(source, clients, seed, rounds)
     first, own = data.offsets[clients], data.sizes(clients)
     if (own == 0).any():
         raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")
@@ -259,8 +253,8 @@ def plan_cohort(
         return Plan(source, data, clients, first[:, None, None] + place, counts, keys)
     starts = np.concatenate([[0], np.cumsum(received)])
     drawn = [
-        rng.generator(seed, f"transfer/{source}", int(v), int(c)).choice(len(central), int(m), replace=False)
-        for v, c, m in zip(versions, clients, received, strict=True)
+        drawn_for(source, int(client), seed, int(one), int(count), len(central))
+        for one, client, count in zip(rounds, clients, received, strict=True)
     ]
     pool = np.concatenate([*drawn, [0]])
     beyond = place - own[:, None, None]
@@ -269,7 +263,39 @@ def plan_cohort(
     return Plan(source, data, clients, rows, counts, keys, central, int(received.sum()))
 
 
-def plan_central(source: str, data: CentralData, batching: Batching, seed: int, version: int, step: int = 0) -> Plan:
+def plan_device(
+    source: str,
+    data: FederatedData,
+    client: int,
+    batching: Batching,
+    seed: int,
+    round: int,
+    received: CentralData | None = None,
+) -> Plan:
+    """The same batches for one client on its device, whose ``data`` are all the client's, and examples it received."""
+    number, own = np.array([client]), data.examples
+    keys = _client_keys(source, number, seed, np.array([round]))
+    if not own:
+        raise InputError(f"Client {client} of '{source}' has no examples.")
+    more = 0 if received is None else len(received)
+    place, counts = _places(np.array([own + more]), batching, keys)
+    return Plan(source, data, number, place, counts, keys, received if more else None, more)
+
+
+def drawn_for(source: str, client: int, seed: int, round: int, count: int, available: int) -> NDArray[np.int64]:
+    """Which central examples a client receives in this round."""
+    return rng.generator(seed, f"transfer/{source}", round, client).choice(available, count, replace=False)
+
+
+def _client_keys(source: str, clients: NDArray[np.int64], seed: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What a client's shuffles and masks of a round are drawn from."""
+    each, which = np.unique(rounds, return_inverse=True)
+    of_source = rng.key(0, source)
+    of_round = np.array([rng.key(seed, "batches", one) ^ of_source for one in each.tolist()], np.int64)[which]
+    return (rng.bits(of_round, clients) >> np.uint64(1)).astype(np.int64)
+
+
+def plan_central(source: str, data: CentralData, batching: Batching, seed: int, round: int, step: int = 0) -> Plan:
     """Batches for the centre, drawn from all its examples as if it were one client.
 
     The stream of epochs goes on from round to round, so that K steps a round still visit every example equally often.
@@ -282,7 +308,7 @@ def plan_central(source: str, data: CentralData, batching: Batching, seed: int, 
     size = min(batching.batch_size or n, n)
     per_epoch = -(-n // size)
     steps = batching.steps if batching.steps is not None else (batching.epochs or 1) * per_epoch
-    number = version * steps + np.arange(steps)
+    number = round * steps + np.arange(steps)
     rows = np.zeros((steps, size), dtype=np.int64)
     counts = np.minimum(n - (number % per_epoch) * size, size)
     for epoch in np.unique(number // per_epoch):
@@ -290,7 +316,7 @@ def plan_central(source: str, data: CentralData, batching: Batching, seed: int, 
         for k in np.flatnonzero(number // per_epoch == epoch):
             start = int(number[k] % per_epoch) * size
             rows[k, : counts[k]] = order[start : start + size]
-    keys = (rng.bits(key, np.array([version])) >> np.uint64(1)).astype(np.int64)
+    keys = (rng.bits(key, np.array([round])) >> np.uint64(1)).astype(np.int64)
     return Plan(source, data, np.zeros(1, dtype=np.int64), rows[None], counts[None].astype(np.int64), keys)
 
 

@@ -1,8 +1,8 @@
-"""Jobs in flight: a virtual clock, and who reports when.
+"""Jobs in flight: one book that the policy and the backend share.
 
-A job is a client that was asked in a round and has not been heard of yet. Jobs arrive in the order of their time, those
-of the same time in the order in which they were asked. The table has a row for each busy client and is a tree, so that
-a resumed run finds the same jobs in flight.
+A job is a client that was asked in a round and whose update has not been taken yet. The policy writes down whom it
+asked and what it took; the backend tells who has reported, and when. The book is a tree, so that a resumed run finds
+the same jobs in flight.
 """
 
 from __future__ import annotations
@@ -15,134 +15,142 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mixfed.core.schedule import Schedule, sample_cohort
-
 Numbers = NDArray[np.int64]
+Times = NDArray[np.float64]
+
+_WHOLE = ("client", "round", "version", "number")
+_TIMES = ("asked", "reported")
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """Jobs of one source in the order of their arrival: the clients, the round that asked them, and the version of
-    the model that they started from."""
+class Jobs:
+    """Jobs of one source: the clients, the round that asked each, the version of the model that each started from,
+    the number of the job (jobs are numbered in the order in which they are asked), and when it was asked."""
 
     source: str
     clients: Numbers
     rounds: Numbers
     versions: Numbers
+    numbers: Numbers
+    asked: Times
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    def __getitem__(self, chosen: slice | NDArray[np.bool_]) -> Arrivals:
-        return Arrivals(self.source, self.clients[chosen], self.rounds[chosen], self.versions[chosen])
+    def __getitem__(self, chosen: slice | NDArray[np.bool_] | Numbers) -> Jobs:
+        columns = (getattr(self, name)[chosen] for name in ("clients", "rounds", "versions", "numbers", "asked"))
+        return Jobs(self.source, *columns)
 
-    def by_round(self) -> list[tuple[int, Arrivals]]:
+    def by_round(self) -> list[tuple[int, Jobs]]:
         """Those that were asked in the same round together, the oldest round first."""
         return [(int(r), self[self.rounds == r]) for r in np.unique(self.rounds)]
 
-    @staticmethod
-    def joined(parts: list[Arrivals]) -> Arrivals:
-        """One after the other."""
-        columns = (np.concatenate([getattr(p, name) for p in parts]) for name in ("clients", "rounds", "versions"))
-        return Arrivals(parts[0].source, *columns)
 
+class JobBook:
+    """The jobs of one source that are in flight: a row for each busy client.
 
-class InFlight:
-    """The jobs of one source. The clock starts at 0, and its unit is a round."""
+    A job is written down when its client is asked, marked when the client reports, and struck out when its update is
+    taken or nobody waits for it any longer.
+    """
 
-    def __init__(self, schedule: Schedule, seed: int, source: str, population: int) -> None:
-        self.schedule, self.seed, self.source, self.population = schedule, seed, source, population
-        self.now = 0.0
-        self._asked = 0
-        self._round = -1
-        self._attempts = 0
-        self._this_round: set[int] = set()
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.asked = 0
+        """How many jobs there have been."""
         self.bad = 0
         """How many updates in a row, up to the last, had a number that is not finite."""
-        self._jobs = {name: np.zeros(0, np.int64) for name in ("client", "round", "version", "number")}
-        self._times = {name: np.zeros(0) for name in ("arrives", "free")}
+        self._held: set[int] = set()
+        self._columns: dict[str, NDArray[Any]] = {name: np.zeros(0, np.int64) for name in _WHOLE}
+        self._columns |= {name: np.zeros(0) for name in _TIMES}
 
     def __len__(self) -> int:
-        return len(self._jobs["client"])
+        return len(self._columns["client"])
 
-    def choose(self, round: int, size: int) -> Numbers:
-        """Clients to ask: none that is busy, and none that was asked or reported in this round before."""
-        if self._round != round:
-            self._round, self._attempts, self._this_round = round, 0, set()
-        if size < 1:
-            return np.zeros(0, np.int64)
-        if self.schedule.joining:
-            return self.schedule.joining.cohort(self.seed, round, self.source, self.population, size)
-        busy = self._this_round | set(self._jobs["client"].tolist())
-        self._attempts += 1
-        return sample_cohort(self.seed, round, self.source, self.population, size, busy, self._attempts - 1)
+    def clients(self) -> set[int]:
+        """The clients that are busy."""
+        return set(self._columns["client"].tolist())
 
-    def send(self, clients: Numbers, round: int, version: int) -> None:
-        """The clients start now; their delays decide when they report, and the schedule for how long it waits."""
-        delays = self.schedule.delays(self.seed, round, self.source, clients)
-        patience = self.schedule.patience or np.inf
-        number = np.arange(self._asked, self._asked + len(clients))
-        news = {"client": clients, "round": np.full_like(clients, round), "version": np.full_like(clients, version)}
-        times = {
-            "arrives": self.now + np.where(delays <= patience, delays, np.inf),
-            "free": self.now + np.minimum(delays, patience),
+    def rounds(self) -> set[int]:
+        """The rounds whose messages are still needed: of jobs in flight, and of those being taken."""
+        return set(self._columns["round"].tolist()) | self._held
+
+    def unreported(self) -> Jobs:
+        """The jobs whose clients have not reported."""
+        return self._jobs(np.flatnonzero(np.isinf(self._columns["reported"])))
+
+    def add(self, clients: Numbers, round: int, version: int, now: float) -> Jobs:
+        """Writes down that these clients are asked now."""
+        news = {
+            "client": clients,
+            "round": np.full_like(clients, round),
+            "version": np.full_like(clients, version),
+            "number": np.arange(self.asked, self.asked + len(clients)),
+            "asked": np.full(len(clients), now),
+            "reported": np.full(len(clients), np.inf),
         }
-        self._jobs = {n: np.concatenate([x, (news | {"number": number})[n]]) for n, x in self._jobs.items()}
-        self._times = {n: np.concatenate([x, times[n]]) for n, x in self._times.items()}
-        self._asked += len(clients)
-        self._this_round |= set(clients.tolist())
+        before = len(self)
+        self._columns = {name: np.concatenate([x, news[name]]) for name, x in self._columns.items()}
+        self.asked += len(clients)
+        return self._jobs(np.arange(before, len(self)))
 
-    def advance(self, time: float) -> Arrivals:
-        """Lets the clock run to this time and gives up the clients that are waited for no longer, which it returns."""
-        self.now = max(self.now, time)
-        lost = np.isinf(self._times["arrives"]) & (self._times["free"] <= self.now)
-        return self._take(np.flatnonzero(lost))
+    def mark(self, numbers: Numbers, times: Times) -> None:
+        """Notes when these jobs were reported."""
+        order = np.argsort(self._columns["number"])
+        rows = order[np.searchsorted(self._columns["number"], numbers, sorter=order)]
+        self._columns["reported"][rows] = times
 
-    def next_event(self) -> float:
-        """When the next client reports or is given up; infinite where none ever will."""
-        return float(self._times["free"].min()) if len(self) else np.inf
+    def first_asked(self) -> float:
+        """When the job was asked that has waited longest for a report; infinite where all have reported."""
+        waiting = self._columns["asked"][np.isinf(self._columns["reported"])]
+        return float(waiting.min()) if len(waiting) else np.inf
 
-    def late(self, round: int, since: float, before: float) -> Arrivals:
-        """Takes what was asked in an earlier round and arrives between the two times.
+    def give_up(self, patience: float, now: float) -> Jobs:
+        """Strikes out the jobs that have waited so long for a report."""
+        columns = self._columns
+        return self._take(np.flatnonzero(np.isinf(columns["reported"]) & (columns["asked"] + patience <= now)))
 
-        What had come by the time ``since``, when this round began, was not late: it waits for a buffer to fill.
+    def take_late(self, round: int, since: float, before: float) -> Jobs:
+        """Strikes out what was asked in an earlier round and reported between the two times.
+
+        What had been reported by the time ``since``, when this round began, was not late: it waits for a buffer to
+        fill.
         """
-        return self._take(self._arrived(before, (self._jobs["round"] < round) & (self._times["arrives"] >= since)))
+        columns = self._columns
+        return self._take(self._reported(before, (columns["round"] < round) & (columns["reported"] >= since)))
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether every client is busy or has been asked in this round, so that no other can be."""
-        return len(self._this_round | set(self._jobs["client"].tolist())) >= self.population
+    def reported(self, before: float, limit: int | None = None, multiple: int = 1) -> Jobs:
+        """What was reported before this time, the first first: at most ``limit`` jobs, a multiple of ``multiple``."""
+        rows = self._reported(before, True)[:limit]
+        return self._jobs(rows[: len(rows) // multiple * multiple])
 
-    def stuck(self, time: float) -> bool:
-        """Whether nothing changes from this time on: all clients are busy, and nobody reports or is given up."""
-        free, lost = self._times["free"], np.isinf(self._times["arrives"])
-        return len(self) >= self.population and not (np.isfinite(free) & ((free >= time) | lost)).any()
+    def take(self, jobs: Jobs) -> None:
+        """Strikes these jobs out, to be collected; their messages are needed until :meth:`end_round`."""
+        self._take(np.flatnonzero(np.isin(self._columns["number"], jobs.numbers)))
 
-    def arrived(self, before: float, limit: int | None = None, multiple: int = 1) -> Arrivals:
-        """Takes what arrives before this time, the first first: at most ``limit`` jobs, a multiple of ``multiple``."""
-        rows = self._arrived(before, True)[:limit]
-        return self._take(rows[: len(rows) // multiple * multiple])
+    def end_round(self) -> None:
+        """All jobs that were taken have been collected or discarded."""
+        self._held.clear()
 
     def tree(self) -> dict[str, Any]:
-        """The jobs as a tree."""
-        tables = {n: torch.from_numpy(x) for n, x in (self._jobs | self._times).items()}
-        return {"now": self.now, "asked": self._asked, "bad": self.bad, "jobs": tables}
+        """The book as a tree."""
+        columns = {name: torch.from_numpy(x) for name, x in self._columns.items()}
+        return {"asked": self.asked, "bad": self.bad, "jobs": columns}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes up the jobs of a checkpoint."""
-        self.now, self._asked, self.bad = float(saved["now"]), int(saved["asked"]), int(saved["bad"])
-        table = {n: x.cpu().numpy() for n, x in saved["jobs"].items()}
-        self._jobs = {n: table[n] for n in self._jobs}
-        self._times = {n: table[n] for n in self._times}
+        """Takes up the book of a checkpoint."""
+        self.asked, self.bad = int(saved["asked"]), int(saved["bad"])
+        self._columns = {name: saved["jobs"][name].cpu().numpy() for name in self._columns}
 
-    def _arrived(self, before: float, which: NDArray[np.bool_] | bool) -> Numbers:
-        rows = np.flatnonzero((self._times["arrives"] < before) & which)
-        return rows[np.lexsort((self._jobs["number"][rows], self._times["arrives"][rows]))]
+    def _reported(self, before: float, which: NDArray[np.bool_] | bool) -> Numbers:
+        columns = self._columns
+        rows = np.flatnonzero((columns["reported"] < before) & which)
+        return rows[np.lexsort((columns["number"][rows], columns["reported"][rows]))]
 
-    def _take(self, rows: Numbers) -> Arrivals:
-        taken = Arrivals(self.source, *(self._jobs[n][rows] for n in ("client", "round", "version")))
-        self._this_round |= set(taken.clients.tolist())
-        self._jobs = {n: np.delete(x, rows) for n, x in self._jobs.items()}
-        self._times = {n: np.delete(x, rows) for n, x in self._times.items()}
+    def _jobs(self, rows: Numbers) -> Jobs:
+        return Jobs(self.source, *(self._columns[name][rows] for name in (*_WHOLE, "asked")))
+
+    def _take(self, rows: Numbers) -> Jobs:
+        taken = self._jobs(rows)
+        self._held |= set(taken.rounds.tolist())
+        self._columns = {name: np.delete(x, rows) for name, x in self._columns.items()}
         return taken

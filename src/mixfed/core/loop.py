@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from mixfed.core import tree
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
+from mixfed.core.backend import Backend, Run
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.fit import check_fit
 from mixfed.core.ledger import Ledger
-from mixfed.core.policy import Backend, Exchange
-from mixfed.core.private import PrivateStore
-from mixfed.core.schedule import Joining, Schedule
+from mixfed.core.policy import Policy
+from mixfed.core.schedule import Schedule
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.evaluate.personal import bytes_once
 
 
 @dataclass(frozen=True)
 class Record:
-    """What callbacks see after every round; ``metrics`` is empty where the round was not evaluated, ``diagnostics``
-    where the algorithm has none or took no step."""
+    """What callbacks see after every round.
+
+    ``metrics`` is empty where the round was not evaluated, and ``diagnostics`` where the algorithm has none or took no
+    step.
+    """
 
     round: int
     rounds: int
@@ -37,12 +40,16 @@ class Record:
 
 
 Callback = Callable[[Record], None]
-Evaluate = Callable[[Params, PrivateStore], Mapping[str, float]]
+Evaluate = Callable[[Params, Any], Mapping[str, float]]
+"""Metrics of the common model, and of clients' own ones as far as the backend lets see them."""
 
 
 @dataclass
 class Result:
-    """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step."""
+    """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
+
+    ``privates`` is what the backend shows of the clients' private parts.
+    """
 
     params: Params
     history: list[dict[str, Any]]
@@ -54,7 +61,7 @@ class Result:
     finished: bool = True
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     state: State = field(default_factory=dict)
-    privates: PrivateStore | None = None
+    privates: Any = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -63,129 +70,131 @@ class Result:
         return {name: value for name, value in last.items() if name != "round"}
 
 
-def run(
+@dataclass
+class Progress:
+    """How far a run has come: all that outlives a round, beside what the policy and the backend keep."""
+
+    state: State
+    ledger: Ledger
+    round: int = 0
+    version: int = 0
+    dropped: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+
+    def tree(self, policy: Policy, backend: Backend) -> dict[str, Any]:
+        """The whole run as a tree, for a checkpoint."""
+        plain = ("state", "round", "version", "dropped", "seconds", "history", "diagnostics")
+        kept = {name: getattr(self, name) for name in plain}
+        return kept | {"ledger": self.ledger.totals(), "policy": policy.tree(), "backend": backend.state()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], algorithm: Algorithm) -> Progress:
+        """The progress of a checkpoint."""
+        ledger = Ledger()
+        ledger.restore(saved["ledger"])
+        state = algorithm.restore(saved["state"], algorithm.model.device)
+        rest = ("round", "version", "dropped", "seconds", "history", "diagnostics")
+        return cls(state, ledger, **{name: saved[name] for name in rest})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How and how often (every so many rounds, and after the last) a run is evaluated."""
+
+    evaluate: Evaluate | None = None
+    every: int = 1
+
+    def after(self, done: int, rounds: int, params: Params, backend: Backend) -> dict[str, float]:
+        """The metrics, if this round is one to evaluate."""
+        if self.evaluate is None or (done % self.every and done != rounds):
+            return {}
+        return {name: float(value) for name, value in self.evaluate(params, backend.clients()).items()}
+
+
+def train(
     algorithm: Algorithm,
     data: FederatedData | Mapping[str, FederatedData] | None,
+    backend: Backend,
+    schedule: Schedule,
     *,
     rounds: int,
-    cohort: int | Mapping[str, int] = 10,
-    schedule: Schedule | None = None,
     central: CentralData | Mapping[str, CentralData] | None = None,
     seed: int = 0,
-    evaluate: Evaluate | None = None,
-    every: int = 1,
-    backend: Backend | None = None,
+    evaluation: Evaluation | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-    joining: Joining | None = None,
-    private_folder: str | Path | None = None,
 ) -> Result:
-    """Trains for a number of rounds and returns the model, its metrics and what it cost.
-
-    ``data`` are the clients (several populations by name), ``central`` is what the server holds. Every round asks a
-    ``cohort`` and waits for it, unless a ``schedule`` says otherwise (delays, buffer, concurrency). With
-    ``checkpoints`` the run can be resumed at any round and ends bit for bit as if it had never stopped.
-    ``should_stop`` is asked after every round; a run that stops early has ``finished = False``. With ``joining`` the
-    last client joins later. What clients keep to themselves is simulated in memory, or on disk in ``private_folder``.
-    """
-    if rounds < 1 or every < 1:
-        raise InputError("The number of rounds and the evaluation interval must be at least 1.")
-    populations = _by_name(data, CLIENTS)
-    sources = _by_name(central, CENTRE)
-    schedule = schedule or Schedule(cohort)
-    if joining:
-        schedule = replace(schedule, joining=joining)
-    if joining and joining.round >= rounds:
-        raise InputError(f"A device that joins after {joining.round} rounds never joins a run of {rounds}.")
-    _check(algorithm, populations, schedule)
-    ledger = Ledger()
-    untouched = algorithm.private(algorithm.model.initial())
-    privates = PrivateStore(lambda: untouched, private_folder)
-    state = algorithm.init(algorithm.model.initial())
-    history: list[dict[str, Any]] = []
-    diagnosed: list[dict[str, Any]] = []
-    first, version, dropped, seconds = 0, 0, 0, 0.0
+    """Trains for a number of rounds on this backend. :func:`mixfed.run` says what the arguments mean."""
+    populations, sources = _by_name(data, CLIENTS), _by_name(central, CENTRE)
+    evaluation = evaluation or Evaluation()
+    sizes = {name: len(population) for name, population in populations.items()}
+    _check(algorithm, populations, schedule, rounds, evaluation)
+    policy = Policy(algorithm, schedule, sizes, seed)
     saved = checkpoints.load() if checkpoints and resume else None
     if saved:
-        device = algorithm.model.device
-        state, history, first = algorithm.restored(saved["state"], device), saved["history"], saved["round"]
-        diagnosed = saved["diagnostics"]
-        version, dropped, seconds = saved["version"], saved["dropped"], saved["seconds"]
-        privates.restore(tree.to_device(saved.get("private", {}), device))
-        ledger.restore(saved["ledger"])
-    backend = backend or _simulator()
-    backend.start(algorithm, populations, sources, privates, seed, ledger)
-    sizes = {name: len(population) for name, population in populations.items()}
-    exchange = Exchange(algorithm, backend, schedule, sizes, seed)
-    if saved:
-        backend.restore(saved["backend"])
-        exchange.restore(saved["exchange"])
-
-    began = time.monotonic() - seconds
-    finished = True
-    for number in range(first, rounds):
-        server = Server(number, seed, algorithm.model, sources, ledger, sizes)
-        messages = algorithm.broadcast(state, server)
-        steps = exchange.round(messages, number, version)
-        if joining and algorithm.settles and joining.settling(number):
-            steps = []
-        elif not steps and (not messages or algorithm.steps_alone):
-            steps = [[]]
-        for replies in steps:
-            state, version = algorithm.step(state, replies, server), version + 1
-            server.step += 1
-        ledger.bytes_kept = max(ledger.bytes_kept, tree.nbytes(state))
-        ledger.bytes_once = bytes_once(algorithm.personal, algorithm.params(state), privates)
-        dropped += len(backend.dropped)
-        backend.dropped.clear()
-
-        done = number + 1
-        params = algorithm.params(state)
-        diagnostics = dict(algorithm.diagnostics(state)) if steps else {}
-        if diagnostics:
-            diagnosed.append({"round": done, **diagnostics})
-        metrics: Mapping[str, float] = {}
-        if evaluate and (done % every == 0 or done == rounds):
-            metrics = {name: float(value) for name, value in evaluate(params, privates).items()}
-            history.append({"round": done, **metrics})
-        stop = should_stop()
-        if checkpoints and (stop or checkpoints.due(done) or done == rounds):
-            checkpoints.save(
-                {
-                    "state": state,
-                    "history": history,
-                    "diagnostics": diagnosed,
-                    "round": done,
-                    "version": version,
-                    "dropped": dropped,
-                    "seconds": time.monotonic() - began,
-                    "private": privates.tree(),
-                    "ledger": ledger.totals(),
-                    "backend": backend.state(),
-                    "exchange": exchange.tree(),
-                }
-            )
+        policy.restore(saved["policy"])
+        progress = Progress.restored(saved, algorithm)
+    else:
+        progress = Progress(algorithm.init(algorithm.model.initial()), Ledger())
+    run = Run(algorithm, populations, sources, schedule, seed, progress.ledger, policy.books)
+    backend.start(run, saved["backend"] if saved else None)
+    began = time.monotonic() - progress.seconds
+    finished = progress.round >= rounds
+    while not finished:
+        steps = _one_round(run, policy, backend, progress)
+        done, params = progress.round, algorithm.params(progress.state)
+        diagnostics = dict(algorithm.diagnostics(progress.state)) if steps else {}
+        progress.diagnostics += [{"round": done, **diagnostics}] if diagnostics else []
+        metrics = evaluation.after(done, rounds, params, backend)
+        progress.history += [{"round": done, **metrics}] if metrics else []
+        progress.seconds = time.monotonic() - began
+        stop, finished = should_stop(), done == rounds
+        if checkpoints and (stop or finished or checkpoints.due(done)):
+            checkpoints.save(progress.tree(policy, backend))
         for callback in callbacks:
-            callback(Record(done, rounds, metrics, ledger.totals(), dropped, params, diagnostics))
-        if stop and done < rounds:
-            finished = False
-            rounds = done
+            totals = progress.ledger.totals()
+            callback(Record(done, rounds, metrics, totals, progress.dropped, params, diagnostics))
+        if stop:
             break
     return Result(
-        algorithm.params(state),
-        history,
-        ledger.totals(),
-        rounds,
+        algorithm.params(progress.state),
+        progress.history,
+        progress.ledger.totals(),
+        progress.round,
         time.monotonic() - began,
         seed,
-        dropped,
+        progress.dropped,
         finished,
-        diagnosed,
-        state,
-        privates,
+        progress.diagnostics,
+        progress.state,
+        backend.clients(),
     )
+
+
+def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -> int:
+    """Messages go down, updates come up, and the server takes its steps; how many these were."""
+    algorithm, number = run.algorithm, progress.round
+    sizes = {name: len(population) for name, population in run.data.items()}
+    server = Server(number, run.seed, algorithm.model, run.central, run.ledger, sizes)
+    messages, progress.state = algorithm.broadcast(progress.state, server)
+    outcome = policy.round(backend, messages, number, progress.version)
+    steps, joining = outcome.steps, run.schedule.joining
+    if joining and algorithm.own.settles and joining.settling(number):
+        steps = []
+    elif not steps and (not messages or algorithm.lateness.steps_alone):
+        steps = [[]]
+    for replies in steps:
+        progress.state = algorithm.step(progress.state, replies, server)
+        progress.version += 1
+        server.step += 1
+    run.ledger.bytes_kept = max(run.ledger.bytes_kept, tree.nbytes(progress.state))
+    progress.dropped += len(outcome.dropped)
+    progress.round += 1
+    return len(steps)
 
 
 def _by_name(given: Any, name: str) -> dict[str, Any]:
@@ -194,16 +203,24 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     return dict(given) if isinstance(given, Mapping) else {name: given}
 
 
-def _check(algorithm: Algorithm, populations: Mapping[str, FederatedData], schedule: Schedule) -> None:
+def _check(
+    algorithm: Algorithm,
+    populations: Mapping[str, FederatedData],
+    schedule: Schedule,
+    rounds: int,
+    evaluation: Evaluation,
+) -> None:
+    """Refuses a run that cannot work before it begins."""
+    if rounds < 1 or evaluation.every < 1:
+        raise InputError("The number of rounds and the evaluation interval must be at least 1.")
+    if torch.is_inference_mode_enabled():
+        raise InputError("Nothing can be trained inside torch.inference_mode(); call run outside of it.")
+    joining = schedule.joining
+    if joining and joining.round >= rounds:
+        raise InputError(f"A device that joins after {joining.round} rounds never joins a run of {rounds}.")
     for source in algorithm.batching:
         if source not in populations:
             raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
         populations[source].require_no_empty_clients()
-        schedule.check(source, populations[source], algorithm.buffer)
+        schedule.check(source, populations[source], algorithm.lateness.buffer)
         check_fit(algorithm.model, populations[source], f"the examples of '{source}'")
-
-
-def _simulator() -> Backend:
-    from mixfed.backends.simulator.engine import Simulator
-
-    return Simulator()

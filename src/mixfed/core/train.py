@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching
-from mixfed.core.lookups import Guard, train_on_lookups
 from mixfed.core.model import IDLE, Loss, Model
 from mixfed.core.optim import Optimizer
 from mixfed.core.tree import Params
@@ -26,6 +26,28 @@ class Trained:
     loss: Tensor
     steps: Tensor
     gradient_sum: Params | None = None
+
+
+class Kernel(Protocol):
+    """Another way to take the steps of a round, for batches of which somebody knows a better one.
+
+    Batches carry it (:class:`mixfed.core.batches.Batches`), so that local training need not know about rows of tables
+    or about factors of weights.
+    """
+
+    def train(
+        self,
+        trainer: LocalTrainer,
+        params: Params,
+        batches: Batches,
+        round: int,
+        correction: Params | None,
+        loss: Loss | None,
+    ) -> Trained | None:
+        """What :meth:`LocalTrainer.train` gives, or None where this way does not suit the trainer."""
+
+    def guarded(self, loss: Loss, batches: Batches) -> Loss:
+        """The loss, refusing what it must not do with the parameters of these batches."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +79,10 @@ class LocalTrainer:
 
     @property
     def own_loss(self) -> Loss:
-        """The loss given or the model's; nothing of a batch that stands for examples which leave parameters alone."""
+        """The loss that was given, else the model's.
+
+        A batch with the field ``IDLE`` has no examples, and its loss is zero.
+        """
         given, model = self.loss, self.model
         if given is None:
             return model.loss
@@ -72,8 +97,8 @@ class LocalTrainer:
         return [Move(loss, self.model.trainable)]
 
     @property
-    def ageless(self) -> bool:
-        """Whether training is the same in every round."""
+    def same_in_every_round(self) -> bool:
+        """Whether training does not depend on the number of the round."""
         return self.optimizer.decay == 1
 
     def train(
@@ -87,9 +112,11 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
+        if batches.kernel is not None:
+            trained = batches.kernel.train(self, params, batches, round, correction, loss)
+            if trained is not None:
+                return trained
         moves = self.moves(loss or self.own_loss, round)
-        if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd and len(moves) == 1:
-            return self._train_on_lookups(params, batches, round, correction)
         start = tree.cast(params, self.model.dtype)
         weights = {name: start[name] for name in self.model.trainable}
         buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
@@ -125,18 +152,6 @@ class LocalTrainer:
             total_loss = total_loss + value
         mean_loss = torch.as_tensor(total_loss / batches.steps)
         return Trained(weights | buffers, mean_loss, batches.steps, total_gradient or None)
-
-    def _train_on_lookups(self, params: Params, batches: Batches, round: int, correction: Params | None) -> Trained:
-        """The same with plain SGD where tables came by rows (see :mod:`mixfed.core.lookups`)."""
-        start = tree.cast(params, self.model.dtype)
-        parts = {
-            "tables": {n: start[n] for n in batches.tables},
-            "weights": {n: start[n] for n in self.model.trainable if n not in batches.tables},
-            "buffers": {n: start[n] for n in self.model.buffers},
-            "correction": correction or {},
-        }
-        end, total = train_on_lookups(self.own_loss, parts, batches, self.optimizer.rate(round))
-        return Trained(end, total / batches.steps, batches.steps)
 
 
 def gradient_of(
@@ -188,14 +203,8 @@ def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
 
 def _holding(loss: Loss, fixed: Params, batches: Batches) -> Loss:
     """The loss as a function of the other parameters alone."""
-    if batches.rows:
-
-        def guarded(params: Params, batch: Batch) -> Tensor:
-            with Guard(fixed | params, batches):
-                return loss(fixed | params, batch)
-
-        return guarded
-    return (lambda params, batch: loss(fixed | params, batch)) if fixed else loss
+    guarded = batches.kernel.guarded(loss, batches) if batches.kernel is not None else loss
+    return (lambda params, batch: guarded(fixed | params, batch)) if fixed else guarded
 
 
 def _own_buffers(buffers: Params, batches: Batches) -> Params:

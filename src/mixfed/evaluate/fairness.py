@@ -67,8 +67,8 @@ def postfit_test(
     view = _view(algorithm.model, module, lambda m, batch: m.encoder(batch["x"]).flatten(1))
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        from mixfed.backends.run import run
         from mixfed.backends.simulator.engine import Simulator
-        from mixfed.core.loop import run
 
         both = np.flatnonzero((train.sizes() > 0) & (test.sizes() > 0))
         if not len(both):

@@ -10,13 +10,14 @@ import torch
 
 from mixfed import rng
 from mixfed.algorithms.registry import ALGORITHMS, Setup, base_of
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
 from mixfed.core.fit import check_fit
-from mixfed.core.loop import Callback, Evaluate, Result, run
+from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.losses import CRITERIA
 from mixfed.core.model import Loss, Model
 from mixfed.core.recommend import spreadout_of
@@ -57,7 +58,7 @@ class Experiment:
         say: Callable[[str], None] = lambda sentence: None,
     ) -> Result:
         """Trains as the recipe says."""
-        recipe, how, joining = self.recipe, self.recipe.simulator, self.recipe.data.joining
+        recipe, how = self.recipe, self.recipe.simulator
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
         private = checkpoints.folder / "private" if checkpoints and how.private == "disk" else None
@@ -68,6 +69,7 @@ class Experiment:
             chunk=how.chunk or None,
             memory=how.memory,
             in_flight=how.in_flight,
+            private_folder=private,
             say=say,
         )
         return run(
@@ -84,8 +86,6 @@ class Experiment:
             checkpoints=checkpoints,
             resume=resume,
             should_stop=should_stop,
-            joining=Joining(joining.round, joining.fraction, joining.settle) if joining.round else None,
-            private_folder=private,
         )
 
 
@@ -125,7 +125,9 @@ def build_schedule(recipe: Recipe) -> Schedule:
     if section.dropout:
         delays = Dropouts(delays, section.dropout)
     late: Late = "" if section.late == "auto" else section.late
-    return Schedule(recipe.cohort, delays, section.buffer, section.concurrency, late, section.patience)
+    how = recipe.data.joining
+    joining = Joining(how.round, how.fraction, how.settle) if how.round else None
+    return Schedule(recipe.cohort, delays, section.buffer, section.concurrency, late, section.patience, joining)
 
 
 def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:

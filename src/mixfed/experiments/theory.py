@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mixfed.algorithms.baselines import local_only
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import CLIENTS
 from mixfed.core.batches import Batching
-from mixfed.core.loop import run
 from mixfed.core.losses import squared_error
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd

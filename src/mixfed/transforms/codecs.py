@@ -39,12 +39,13 @@ def quantize(bits: int = 8) -> Codec:
 
     def encode(tree: Params, key: Tensor) -> Params:
         encoded: Params = {}
-        for number, (name, x) in enumerate(tree.items()):
+        for name, x in tree.items():
             flat = x.reshape(-1).float()
             scale = flat.abs().amax() / levels
-            elements = torch.arange(flat.numel(), device=x.device) + (number << 40)
+            elements = torch.arange(flat.numel(), device=x.device)
             scaled = flat / torch.where(scale > 0, scale, 1.0)
-            rounded = torch.floor(scaled + rng.tensor_uniform(key, elements)).clamp(-levels, levels).to(torch.int8)
+            own_key = key + rng.key(0, f"leaf/{name}")  # by its name, whatever the order of the leaves
+            rounded = torch.floor(scaled + rng.tensor_uniform(own_key, elements)).clamp(-levels, levels).to(torch.int8)
             encoded[f"{name}:integers"] = rounded if bits == 8 else _pack(rounded)
             encoded[f"{name}:scale"] = scale
         return encoded

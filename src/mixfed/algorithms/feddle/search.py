@@ -111,23 +111,22 @@ def feddle(
         return base.init(params) | {"atlas": empty.tree(), "searched": found}
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
-        params = state["params"]
+        params = base.params(state)
         unmoved = tree.zeros(model.trained(params))  # for leaves that clients keep to themselves
         updates = [flat(unmoved | change_in(r, params, base.name), names) for r in replies]
         anchors, places = Atlas(**state["atlas"]).with_updates(updates, server.round, by_score=search.by_score)
         factors = anchors.factors(normalise=search.normalise)
         after, start = begun(_without_atlas(state), Arrived(replies, updates, places, factors), server)
-        models = Merged(model, after["params"], anchors, factors)
+        models = Merged(model, base.params(after), anchors, factors)
         found, noted = searched(models, search, start, server) if search.active and len(anchors) else (start, {})
-        return after | {
-            "params": tree.clone(models.at(found)),
+        return base.with_params(after, tree.clone(models.at(found))) | {
             "atlas": replace(anchors, scores=found.abs()).tree(),
             "searched": {"coefficients": found, "ages": server.round - anchors.born, **noted},
         }
 
-    def restored(state: State, device: torch.device) -> State:
+    def restore(state: State, device: torch.device) -> State:
         kept = Atlas(**state["atlas"]).kept_at(place, device).tree()
-        return base.restored(_without_atlas(state), device) | {
+        return base.restore(_without_atlas(state), device) | {
             "atlas": kept,
             "searched": tree.to_device(state["searched"], device),
         }
@@ -138,9 +137,9 @@ def feddle(
         init=init,
         step=step,
         uploads="each",
-        late="use",
-        row_wise=False,
-        restored=restored,
+        lateness=replace(base.lateness, late="use"),
+        rows=replace(base.rows, untouched_stay=False),
+        restore=restore,
         diagnostics=diagnostics,
     )
 

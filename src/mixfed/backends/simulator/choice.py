@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from hashlib import blake2b
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mixfed.backends.simulator import cores
 from mixfed.backends.simulator.executors import REUSED, WHOLE, Execution, Part, Pool, execute
-from mixfed.backends.simulator.remembered import Remembered
-from mixfed.core import tree
+from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Algorithm, Message
-from mixfed.core.batches import Batches, Plan
+from mixfed.core.batches import Plan
 from mixfed.core.ledger import Cost, Ledger, count_work
 from mixfed.core.private import PrivateStore
 from mixfed.data.store import FederatedData
@@ -32,8 +29,8 @@ class Chooser:
     """Chooses an execution for the cohorts of each source.
 
     ``executor`` is loop, vmap, or auto: time both on clients of the first cohort (that is not much smaller than what
-    was asked) and keep the faster, but run a cohort of one client by loop. The choice is remembered on this machine (in
-    the user's cache folder), because another executor rounds differently and a run is to be repeatable bit for bit.
+    was asked) and keep the faster, but run a cohort of one client by loop. Another execution rounds differently, so
+    that a run is repeated bit for bit only with the same ones: ``chosen`` are those of an earlier run, by source.
 
     How many ``threads``, if they are not given, and how many cores in each operator, follows from what the work is
     worth (see :mod:`mixfed.backends.simulator.cores`); auto times one thread and all. ``memory`` is what the clients at
@@ -41,7 +38,13 @@ class Chooser:
     """
 
     def __init__(
-        self, executor: str, threads: int | None, chunk: int | None, memory: int, say: Callable[[str], None]
+        self,
+        executor: str,
+        threads: int | None,
+        chunk: int | None,
+        memory: int,
+        say: Callable[[str], None],
+        chosen: Mapping[str, str],
     ) -> None:
         if executor not in EXECUTORS:
             raise InputError(f"There is no executor '{executor}'; choose one of {', '.join(EXECUTORS)}.")
@@ -52,6 +55,7 @@ class Chooser:
         self.pool = Pool(self.threads)
         self._given_threads = threads is not None
         self._chunk = chunk
+        self._before = {source: Execution.parsed(text) for source, text in chosen.items()}
         self._chosen: dict[str, Execution] = {}
         self._asked: dict[str, int] = {}
         self._alone: set[str] = set()
@@ -68,14 +72,18 @@ class Chooser:
     def state(self) -> dict[str, Any]:
         """The executions chosen so far, and the most clients of a source that were asked at once."""
         return {
-            "executions": {source: asdict(how) for source, how in self._chosen.items()},
+            "executions": self.chosen(),
             "asked": dict(self._asked),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up the choices of the run that is resumed."""
-        self._chosen = {source: Execution(**how) for source, how in state["executions"].items()}
+        self._chosen = {source: Execution.parsed(text) for source, text in state["executions"].items()}
         self._asked = {source: int(count) for source, count in state["asked"].items()}
+
+    def chosen(self) -> dict[str, str]:
+        """The executions that auto has chosen so far, by source, as text."""
+        return {source: how.text() for source, how in self._chosen.items()}
 
     def asked(self, source: str, clients: int) -> None:
         """Hears of a cohort that was asked, of which fewer may report at once."""
@@ -85,13 +93,12 @@ class Chooser:
         """What a client's step costs, measured on the first client of the first cohort."""
 
         def measure(examples: int) -> tuple[int, int]:
-            batches: Batches = plan.client(0, self.algorithm.model.device).first(examples)
-            private = self.privates.get(plan.source, int(plan.clients[0]), message.first)
-            received = message
-            if self.algorithm.rows:
-                picked = rows.pick(self.algorithm.rows, message.payload, batches, [int(plan.clients[0])])
-                received, batches = picked.given(message), picked.batches
-            return count_work(lambda: self.algorithm.client(received, private, batches))
+            first = int(plan.clients[0])
+            batches = plan.client(0, self.algorithm.model.device).first(examples)
+            private = self.privates.get(plan.source, first, message.first)
+            tables = self.algorithm.rows.tables
+            picked = rows.pick(tables, message.payload, batches, [first]) if tables else None
+            return count_work(lambda: client_work(self.algorithm, message, private, batches, picked))
 
         with explained(f"Client {int(plan.clients[0])} of '{plan.source}' cannot train"):
             return self.ledger.cost(("clients", plan.source), measure)
@@ -107,7 +114,11 @@ class Chooser:
         return self._sized(how, plan)
 
     def _auto(self, message: Message, plan: Plan) -> Execution:
-        """What was chosen, or is now; few of a cohort run by loop, and as later ones may be more, nothing is chosen."""
+        """The execution that was chosen for this source, or is chosen now.
+
+        A single client runs by loop. So do a few clients of a large cohort, as long as nothing is chosen: the choice
+        waits for a cohort that tells more.
+        """
         new, loop = plan.source not in self._chosen, self._with_threads("loop", message, plan)
         if len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0)):
             if new and plan.source not in self._alone:
@@ -115,24 +126,20 @@ class Chooser:
             self._alone.add(plan.source)
             return loop
         if new:
-            why_not = self._vmap_cannot(plan)
-            self._chosen[plan.source] = loop if why_not else self._fastest(message, plan)
-            if why_not:
-                self.say(f"Executor: {loop}; {why_not}.")
+            self._chosen[plan.source] = self._choose(message, plan, loop)
         return self._chosen[plan.source]
 
-    def _fastest(self, message: Message, plan: Plan) -> Execution:
-        """The candidate that was the fastest on this machine before, or is now."""
-        remembered = Remembered(self._signature(message, plan))
-        known = remembered.load()
-        candidates = self._candidates(message, plan)
-        for how in candidates:
-            if known == str(how):
-                self.say(f"Executor: {how}, as timed earlier on this machine.")
-                return how
-        best = self._timed(message, plan, candidates)
-        remembered.save(str(best))
-        return best
+    def _choose(self, message: Message, plan: Plan, loop: Execution) -> Execution:
+        """The execution of an earlier run if there is one, else the fastest now."""
+        if plan.source in self._before:
+            before = self._before[plan.source]
+            self.say(f"Executor: {before}, as in the run that is repeated.")
+            return before
+        why_not = self._vmap_cannot(plan)
+        if why_not:
+            self.say(f"Executor: {loop}; {why_not}.")
+            return loop
+        return self._timed(message, plan, self._candidates(message, plan))
 
     def _with_threads(self, name: str, message: Message, plan: Plan) -> Execution:
         """An execution with the threads that were given. Else a cohort under vmap is one thread's, with as many cores
@@ -146,7 +153,7 @@ class Chooser:
     def _worth(self, message: Message, plan: Plan, clients: int) -> int:
         """How many cores the work of so many clients is worth. Of tables that came by rows next to nothing moves."""
         product = self.cost(plan, message).of_a_product(plan.rows.shape[2])
-        moving = self.algorithm.model.numbers(without=self.algorithm.rows)
+        moving = self.algorithm.model.numbers(without=self.algorithm.rows.tables)
         return cores.worth(product * clients, moving * clients, self.threads)
 
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
@@ -210,7 +217,7 @@ class Chooser:
 
     def _leaf_sizes(self, plan: Plan) -> list[int]:
         """How many numbers each leaf of a client's model has; a table that comes by rows, at most."""
-        slots = rows.slots(self.algorithm.rows, plan)
+        slots = rows.slots(self.algorithm.rows.tables, plan)
         shapes = self.algorithm.model.shapes.items()
         return [math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes]
 
@@ -219,19 +226,3 @@ class Chooser:
         if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
             return "BatchNorm would take the padding of ragged batches for examples"
         return None
-
-    def _signature(self, message: Message, plan: Plan) -> str:
-        shapes = [(n, list(x.shape), str(x.dtype)) for n, x in tree.flatten(message.payload).items()]
-        fields = [(n, list(a.shape[1:])) for n, a in self.data[plan.source].arrays.items()]
-        work = [
-            self.algorithm.name,
-            list(self.algorithm.rows),
-            shapes,
-            fields,
-            list(plan.rows.shape),
-            self.threads,
-            self._given_threads,
-            self._chunk,
-            torch.__version__,
-        ]
-        return blake2b(json.dumps(work).encode(), digest_size=12).hexdigest()

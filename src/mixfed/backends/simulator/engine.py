@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from mixfed.backends.aggregate import single
+from mixfed.backends.clock import VirtualClock
+from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
-from mixfed.backends.simulator.executors import Part, Tally, execute, keep_freed_memory
-from mixfed.backends.simulator.messages import Parts, Sent, restored, saved
+from mixfed.backends.simulator.executors import Gathered, Part, execute, keep_freed_memory
+from mixfed.backends.work import bytes_of_own
 from mixfed.core import tree
-from mixfed.core.algorithm import Algorithm, Message, Reply
+from mixfed.core.algorithm import CLIENTS, Message, Reply
+from mixfed.core.backend import Collected, Reports, Run
 from mixfed.core.batches import Plan, plan_cohort
-from mixfed.core.jobs import Arrivals
-from mixfed.core.ledger import Ledger
+from mixfed.core.jobs import Jobs
 from mixfed.core.private import PrivateStore
 from mixfed.core.storage import Place, check_place
-from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.transforms.rows import select as rows
 from mixfed.transforms.rows.checks import check_lookups
@@ -34,7 +36,9 @@ class Simulator:
     ``executor`` is loop, vmap, or auto, which times both (see :class:`mixfed.backends.simulator.choice.Chooser`).
     ``threads`` work side by side, as many as pay if left out; ``chunk`` fixes the clients per vmapped chunk. ``memory``
     (bytes) bounds what the clients being run at one time may take, together with the messages to clients in flight;
-    ``in_flight`` is where these are kept from the next round on.
+    ``in_flight`` is where these are kept from the next round on. What clients keep to themselves is in memory, or on
+    disk in ``private_folder``. ``chosen`` are the executions that auto chose in an earlier run, by source, which make
+    this run repeat its bytes.
     """
 
     def __init__(
@@ -45,234 +49,181 @@ class Simulator:
         chunk: int | None = None,
         memory: int = 2 << 30,
         in_flight: Place = "device",
+        private_folder: str | Path | None = None,
+        chosen: Mapping[str, str] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         check_place(in_flight, "Messages in flight")
-        self.chooser = Chooser(executor, threads, chunk, memory, say)
+        self.chooser = Chooser(executor, threads, chunk, memory, say, chosen or {})
         self.memory = memory
         self.in_flight = in_flight
+        self._private_folder = private_folder
         self._checked: set[str] = set()
-        self._sent: dict[str, dict[int, Sent]] = {}
-        self.dropped: list[tuple[str, int]] = []
         keep_freed_memory()
 
-    def start(
-        self,
-        algorithm: Algorithm,
-        data: Mapping[str, FederatedData],
-        central: Mapping[str, CentralData],
-        privates: PrivateStore,
-        seed: int,
-        ledger: Ledger,
-    ) -> None:
-        """Takes up a run."""
-        self.algorithm, self.data, self.central = algorithm, data, central
-        self.privates, self.seed, self.ledger = privates, seed, ledger
-        for source in algorithm.batching:
-            rows.check_fields(algorithm.rows, data[source], source)
-        self.chooser.start(algorithm, data, privates, ledger)
+    def start(self, run: Run, saved: Mapping[str, Any] | None) -> None:
+        """Takes up a run, with the executions, the private parts and the messages of its checkpoint if it has one."""
+        self.run, self.algorithm, self.ledger = run, run.algorithm, run.ledger
+        for source in run.algorithm.batching:
+            rows.check_fields(run.algorithm.rows.tables, run.data[source], source)
+        untouched = run.algorithm.own.first(run.algorithm.model.initial())
+        self.privates = PrivateStore(lambda: untouched, self._private_folder)
+        self.chooser.start(run.algorithm, run.data, self.privates, run.ledger)
         self._checked.clear()
-        self._sent.clear()
-        self.dropped.clear()
+        self._own_bytes: dict[tuple[str, ...], int] = {}
+        self._waits = not run.schedule.is_synchronous or bool(run.algorithm.lateness.buffer)
+        device = run.algorithm.model.device
+        self._messages = {source: Messages(self.in_flight, device) for source in run.algorithm.batching}
+        if saved is not None:
+            self.chooser.restore(saved)
+            self.privates.restore(tree.to_device(saved["private"], device))
+            for source, messages in self._messages.items():
+                messages.restore(saved["messages"][source])
+        self.clock = VirtualClock(run)
 
     def state(self) -> dict[str, Any]:
-        """The executions chosen so far (another one rounds differently), and the messages of jobs in flight."""
-        sent = {source: saved(by_round) for source, by_round in self._sent.items()}
-        return {**self.chooser.state(), "sent": sent}
+        """The executions chosen so far (another one rounds differently), private parts, and messages in flight."""
+        self._forget_messages()
+        messages = {source: messages.tree() for source, messages in self._messages.items()}
+        return {**self.chooser.state(), "messages": messages, "private": self.privates.tree()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up the executions and the messages of the run that is resumed."""
-        self.chooser.restore(state)
-        device = self.algorithm.model.device if self.in_flight == "device" else torch.device("cpu")
-        self._sent = {source: restored(kept, device) for source, kept in state["sent"].items()}
+    def clients(self) -> PrivateStore:
+        """All clients' private parts, which are here in one place."""
+        return self.privates
 
-    def submit(self, source: str, clients: NDArray[np.int64], message: Message, version: int) -> None:
+    def submit(self, jobs: Jobs, message: Message) -> None:
         """Sends a message to clients; they train when they are collected, and until then the message is kept."""
-        alike = rows.shared(self.algorithm.rows, message.payload)
-        self.ledger.bytes_down += tree.nbytes(alike) * len(clients)
+        source, clients, count = jobs.source, jobs.clients, len(jobs)
+        tables = self.algorithm.rows.tables
+        self.ledger.bytes_down += tree.nbytes(rows.shared(tables, message.payload)) * count
         if message.examples:
-            self.ledger.bytes_down += self._plan(source, clients, message, version).bytes_of_extra()
+            self.ledger.bytes_down += self._plan(source, clients, message, message.round).bytes_of_extra()
         for part, leaves in (message.first or {}).items():
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
-        self.chooser.asked(source, len(clients))
-        sent = self._sent.setdefault(source, {})
-        if version in sent:
-            sent[version] = replace(sent[version], clients=np.concatenate([sent[version].clients, clients]))
-        else:
-            last = sent[max(sent)].parts if sent else None
-            same = last is not None and last.are_those_of(message)
-            parts = last if last is not None and same else Parts(message.payload, message.first or {})
-            for earlier in sent.values():
-                earlier.parts.keep_at(self.in_flight)
-            sent[version] = Sent(replace(message, payload={}, first=None), parts, clients)
-        self.chooser.memory = self._left()
+        if tables and self._waits:  # else their work tells, in this very round
+            self._count_rows(source, clients, message)
+        self.chooser.asked(source, count)
+        self.clock.sent(jobs)
+        self._messages[source].add(message)
+        self.chooser.memory = self.memory - sum(messages.nbytes for messages in self._messages.values())
         if self.chooser.memory < 0:
             raise InputError(
                 f"The messages to clients in flight take more than the {self.memory:,} bytes that the simulator may"
-                " use; raise simulator.memory, or keep them elsewhere with simulator.in_flight."
+                " use; give it more memory, or keep these messages in memory or on disk (in_flight)."
             )
 
-    def collect(self, version: int, arrivals: Arrivals | None = None) -> list[Reply]:
-        """The replies of these arrivals (left out: of all clients that were sent something, round by round).
+    def wait(self, until: float, enough: int) -> Reports:
+        """Lets virtual time pass."""
+        self._forget_messages()
+        return self.clock.wait(until, enough)
 
-        Clients that were sent the same message run as one cohort, the cohorts side by side; of an ageless algorithm all
-        of them are one cohort. Uploads that are wanted one by one come in the order of arrival.
+    def collect(self, jobs: Jobs) -> Collected:
+        """Trains the clients of these jobs.
+
+        Clients that were sent the same message run as one cohort, the cohorts side by side; of an algorithm whose
+        clients do the same in every round all of them are one cohort.
         """
-        if arrivals is None:
-            everyone = [
-                Arrivals(source, sent.clients, *[np.full_like(sent.clients, number)] * 2)
-                for source, versions in self._sent.items()
-                for number, sent in versions.items()
-            ]
-            return [reply for jobs in everyone for reply in self.collect(version, jobs)]
-        groups = arrivals.by_round()
-        counted = [self._sent[jobs.source][number].counted for number, jobs in groups]
+        groups = jobs.by_round()
         parts = self._parts(groups)
-        tallies = execute(self.algorithm, parts, self.privates, self.chooser.pool) if parts else []
-        for part in parts:
-            self._count_work(part.plan, part.messages[0])
-        done = [
-            pair for part, found in zip(parts, tallies, strict=True) for pair in zip(part.messages, found, strict=True)
-        ]
+        found = execute(self.algorithm, parts, self.privates, self.chooser.pool) if parts else []
         replies: list[Reply] = []
-        for (_, jobs), (message, tally), already in zip(groups, done, counted, strict=True):
-            self._count(tally, jobs.source)
-            if not already:
-                self._count_rows(tally.row_bytes_down, tally.id_bytes)
-            found = _replies(tally, jobs.source, version - int(jobs.versions[0]))
-            replies += [replace(r, message=message) for r in found] if self.algorithm.rows else found
+        dropped: list[int] = []
+        for part, gathered in zip(parts, found, strict=True):
+            self._count_work(part.plan, part.messages[0])
+            for message, one in zip(part.messages, gathered, strict=True):
+                self._count(one)
+                self._keep(one, jobs.source)
+                dropped += one.dropped
+                made = self._replies(one, jobs.source)
+                replies += [replace(r, message=message) for r in made] if self.algorithm.rows else made
         if self.algorithm.uploads == "each":
-            place = {client: i for i, client in enumerate(arrivals.clients.tolist())}
+            place = {client: i for i, client in enumerate(jobs.clients.tolist())}
             replies.sort(key=lambda reply: place[reply.clients[0]])
-        return replies
+        return Collected(replies, dropped)
 
-    def _parts(self, groups: list[tuple[int, Arrivals]]) -> list[Part]:
+    def discard(self, jobs: Jobs, *, reported: bool) -> None:
+        """Forgets these jobs. Clients that reported have trained and keep what is theirs; their uploads are refused."""
+        if not reported:
+            self.clock.forget(jobs)
+            return
+        for round, same in jobs.by_round():
+            message = self._messages[jobs.source].of(round)
+            plan = self._plan(jobs.source, np.sort(same.clients), message, round)
+            if message.first or self.privates.keeps_something():
+                part = Part.alike(message, plan, self.chooser.how(message, plan))
+                ((gathered,),) = execute(self.algorithm, [part], self.privates, self.chooser.pool)
+                self._keep(gathered, jobs.source)
+            self._count_work(plan, message)
+
+    def _parts(self, groups: list[tuple[int, Jobs]]) -> list[Part]:
         """A cohort for the clients of each round, or one for all where clients of several rounds can run at once."""
-        messages = [self._take(jobs, number) for number, jobs in groups]
+        messages = [self._messages[jobs.source].of(round) for round, jobs in groups]
         members = [np.sort(jobs.clients) for _, jobs in groups]
-        at_once = self.algorithm.ageless and not self.algorithm.rows and len(groups) > 1
-        if not at_once or any(message.examples or message.first for message in messages):
+        mixed = self.algorithm.lateness.same_in_every_round and not self.algorithm.rows and len(groups) > 1
+        if not mixed or any(message.examples or message.first for message in messages):
             plans = [
-                self._plan(jobs.source, clients, message, number)
-                for (number, jobs), clients, message in zip(groups, members, messages, strict=True)
+                self._plan(jobs.source, clients, message, round)
+                for (round, jobs), clients, message in zip(groups, members, messages, strict=True)
             ]
             for message, plan in zip(messages, plans, strict=True):
                 self._check_lookups(message, plan)
             return [Part.alike(m, plan, self.chooser.how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
         which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
-        rounds = np.array([number for number, _ in groups], np.int64)[which]
+        rounds = np.array([round for round, _ in groups], np.int64)[which]
         whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
         return [Part(messages, which, whole, self.chooser.how(messages[0], whole))]
+
+    def _replies(self, gathered: Gathered, source: str) -> list[Reply]:
+        if gathered.uploads:
+            in_order = sorted(gathered.uploads, key=lambda item: item[0])
+            return [single(client, upload, source) for client, upload in in_order]
+        mean = gathered.sum.result(source)
+        return [] if mean is None else [mean]
 
     def _check_lookups(self, message: Message, plan: Plan) -> None:
         new = self.algorithm.rows and plan.source not in self._checked
         if new and check_lookups(self.algorithm, message, plan, self.privates):
             self._checked.add(plan.source)
 
-    def discard(self, arrivals: Arrivals, *, reported: bool) -> None:
-        """Forgets these jobs. Clients that report in vain have trained, which counts, and keep what is theirs; what
-        they send up is refused."""
-        for number, jobs in arrivals.by_round():
-            counted = self._sent[jobs.source][number].counted
-            message = self._take(jobs, number)
-            if not counted:
-                self._count_picked(jobs.source, jobs.clients, message, number)
-            if not reported:
-                continue
-            plan = self._plan(jobs.source, np.sort(jobs.clients), message, number)
-            if message.first or self.privates.keeps_something():
-                part = Part.alike(message, plan, self.chooser.how(message, plan))
-                self._keep(execute(self.algorithm, [part], self.privates, self.chooser.pool)[0][0], jobs.source)
-            self._count_work(plan, message)
+    def _forget_messages(self) -> None:
+        for source, messages in self._messages.items():
+            messages.keep_only(self.run.books[source].rounds())
 
-    def end_round(self) -> None:
-        """Counts the rows that went to clients still on their way; those of the others are known from their work."""
-        for source, by_round in self._sent.items() if self.algorithm.rows else ():
-            for number, sent in by_round.items():
-                if not sent.counted:
-                    self._count_picked(source, sent.clients, sent.whole(self.algorithm.model.device), number)
-                    by_round[number] = replace(sent, counted=True)
-
-    def _take(self, jobs: Arrivals, number: int) -> Message:
-        """The message of jobs that are in flight no longer; it is let go with the last of them."""
-        sent = self._sent[jobs.source]
-        message = sent[number].whole(self.algorithm.model.device)
-        if len(jobs.clients) < len(sent[number].clients):
-            left = np.setdiff1d(sent[number].clients, jobs.clients, assume_unique=True)
-            sent[number] = replace(sent[number], clients=left)
-        else:
-            del sent[number]
-        return message
-
-    def _left(self) -> int:
-        """What the memory budget leaves beside the messages of earlier rounds, without the last one, which is the model
-        as the server has it."""
-        device = self.algorithm.model.device
-        if self.in_flight == "disk" or (self.in_flight == "memory" and device.type != "cpu"):
-            return self.memory
-        left = self.memory
-        for by_round in self._sent.values():
-            last = by_round[max(by_round)].parts if by_round else None
-            earlier = {id(sent.parts): sent.parts for sent in by_round.values() if sent.parts is not last}
-            left -= sum(parts.nbytes for parts in earlier.values())
-        return left
-
-    def _plan(
-        self, source: str, clients: NDArray[np.int64], message: Message, version: int | NDArray[np.int64]
-    ) -> Plan:
+    def _plan(self, source: str, clients: NDArray[np.int64], message: Message, round: int | NDArray[np.int64]) -> Plan:
         sample = message.examples
-        if sample and sample.source not in self.central:
+        if sample and sample.source not in self.run.central:
             raise InputError(f"Example transfer sends central data '{sample.source}', and the run was given none.")
-        central = self.central[sample.source] if sample else None
+        central = self.run.central[sample.source] if sample else None
         batching = self.algorithm.batching[source]
-        return plan_cohort(source, self.data[source], clients, batching, self.seed, version, sample, central)
+        return plan_cohort(source, self.run.data[source], clients, batching, self.run.seed, round, sample, central)
 
-    def _count(self, tally: Tally, source: str) -> None:
-        self._keep(tally, source)
-        self.dropped += [(source, client) for client in tally.dropped]
-        self.ledger.bytes_up += tally.upload_bytes
+    def _count(self, gathered: Gathered) -> None:
+        self.ledger.bytes_up += gathered.upload_bytes
+        if not self._waits:
+            self.ledger.bytes_down += gathered.row_bytes_down
+            self.ledger.bytes_up += gathered.id_bytes
 
-    def _keep(self, tally: Tally, source: str) -> None:
-        for clients, private in tally.private:
+    def _keep(self, gathered: Gathered, source: str) -> None:
+        for clients, private in gathered.private:
             self.privates.put_all(source, clients, private)
+        if self.algorithm.personal is not None and gathered.private and source == CLIENTS:
+            parts = tuple(gathered.private[0][1])
+            if parts not in self._own_bytes:
+                one = tree.map_leaves(lambda x: x[0], gathered.private[0][1])
+                self._own_bytes[parts] = bytes_of_own(self.algorithm, one)
+            self.ledger.bytes_once = self._own_bytes[parts] * len(self.privates.seen(CLIENTS))
 
-    def _count_rows(self, bytes_down: int, id_bytes: int) -> None:
-        self.ledger.bytes_down += bytes_down
-        self.ledger.bytes_up += id_bytes
-
-    def _count_picked(self, source: str, clients: NDArray[np.int64], message: Message, number: int) -> None:
-        """Counts the rows that clients asked for and were sent, whatever became of them."""
-        if not self.algorithm.rows:
-            return
-        plan = self._plan(source, np.sort(clients), message, number)
+    def _count_rows(self, source: str, clients: NDArray[np.int64], message: Message) -> None:
+        """Counts the rows that clients asked for and are sent, whatever becomes of them."""
+        plan = self._plan(source, np.sort(clients), message, message.round)
+        tables = self.algorithm.rows.tables
+        sizes = {t: self.algorithm.model.shapes[t][0] for t in tables}
         for i in range(0, len(plan), _AT_ONCE):
             few = slice(i, min(i + _AT_ONCE, len(plan)))
             batches = plan.chunk(few, self.algorithm.model.device)
-            picked = rows.pick(self.algorithm.rows, message.payload, batches, plan.clients[few].tolist())
-            self._count_rows(picked.bytes_down, picked.bytes_of_ids)
+            wanted = rows.ask(tables, sizes, batches, plan.clients[few].tolist())
+            self.ledger.bytes_down += wanted.bytes_of_rows(message.payload)
+            self.ledger.bytes_up += wanted.bytes_of_ids
 
     def _count_work(self, plan: Plan, message: Message) -> None:
         self.ledger.count_clients(self.chooser.cost(plan, message), int(plan.steps.sum()), int(plan.examples.sum()))
-
-
-def _replies(tally: Tally, source: str, staleness: int) -> list[Reply]:
-    if tally.uploads:
-        return [
-            Reply(upload.values, float(upload.weight), (client,), source, staleness, upload.rows, _ones(upload.rows))
-            for client, upload in sorted(tally.uploads, key=lambda item: item[0])
-        ]
-    if not tally.used:
-        return []
-    total = tally.mean()
-    ids: dict[str, torch.Tensor] = {}
-    touched: dict[str, torch.Tensor] = {}
-    if tally.row_sum is not None:
-        ids, weights, sums = tally.row_sum.result()
-        touched = tree.scale(weights, 1.0 / tally.weight)
-        for part, tables in sums.items():
-            total[part] = total.get(part, {}) | {t: x.mul_(1.0 / tally.weight) for t, x in tables.items()}
-    return [Reply(total, tally.weight, tuple(tally.used), source, staleness, ids, touched)]
-
-
-def _ones(ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {table: torch.ones(len(i), device=i.device) for table, i in ids.items()}

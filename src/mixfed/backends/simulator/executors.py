@@ -8,6 +8,7 @@ come. The order of every addition is fixed, so a result does not depend on which
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +21,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed.backends.aggregate import WeightedSum, weighted_mean, wide
 from mixfed.backends.simulator import cores
+from mixfed.backends.work import as_convolved, client_work, is_finite
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Plan
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
-from mixfed.errors import explained
+from mixfed.errors import InputError, explained
 from mixfed.transforms.rows import select as rows
-from mixfed.transforms.rows.select import Picked, RowSum
+from mixfed.transforms.rows.select import Picked
 
 T = TypeVar("T")
 
@@ -41,49 +44,36 @@ page by page."""
 
 
 @dataclass
-class Tally:
-    """The weighted sum of uploads so far, which is factor·total (and the uploads themselves where an algorithm wants
-    each). So a lone client's update, or that of a single chunk, is its own mean."""
+class Gathered:
+    """What clients that were sent the same message did: the sum of their uploads, or the uploads themselves where an
+    algorithm wants ``each``, what they keep, who was dropped, and what it weighs."""
 
     each: bool
-    total: dict[str, Params] | None = None
-    factor: float = 1.0
-    weight: float = 0.0
+    sum: WeightedSum = field(default_factory=WeightedSum)
     uploads: list[tuple[int, Upload]] = field(default_factory=list)
     private: list[tuple[list[int], Private]] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     upload_bytes: int = 0
     row_bytes_down: int = 0
     id_bytes: int = 0
-    row_sum: RowSum | None = None
 
     def add(self, client: int, upload: Upload, private: Private) -> None:
         """Takes what one client did, unless a number in it is not finite."""
-        if not bool(_finite({"up": upload.values, "kept": private})):
+        if not bool(is_finite(upload, private)):
             self.dropped.append(client)
             return
-        self.used.append(client)
         self.private.append(([client], tree.map_leaves(lambda x: x[None], private)))
         if self.each:
             self.uploads.append((client, upload))
-            return
-        weight = float(upload.weight)
-        self.weight += weight
-        values = {k: {n: _wide(x) for n, x in v.items()} for k, v in upload.values.items()}
-        if upload.rows:
-            tables = {k: {n: x * weight for n, x in v.items() if n in upload.rows} for k, v in values.items()}
-            self._add_rows(upload.rows, {t: torch.full((len(i),), weight) for t, i in upload.rows.items()}, tables)
-            values = rows.shared(upload.rows, values)
-        self._accumulate(values, weight)
+        else:
+            self.sum.add(client, upload)
 
     def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None) -> None:
         """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
 
         Tables that came by rows are apart, as ``picked`` has them.
         """
-        finite = _finite({"up": upload.values, "kept": private}, batched=True).expand(len(clients))
-        good = finite.tolist()
+        good = is_finite(upload, private, batched=True).expand(len(clients)).tolist()
         if self.each or not all(good):
             for i, client in enumerate(clients):
                 one = Upload(_index(upload.values, i), upload.weight[i])
@@ -96,53 +86,26 @@ class Tally:
             values, tables = picked.apart(values)
             for leaves in tables.values():
                 for t, x in leaves.items():
-                    wide = _wide(x)
-                    leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
-            self._add_rows(picked.ids, weights, tables)
-        mean = {k: {n: _weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
-        self.add_mean(clients, float(upload.weight.sum()), mean)
+                    sums = wide(x)
+                    leaves[t] = sums.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(sums.dtype))
+            self.sum.add_rows(picked.ids, weights, tables)
+        mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
+        self.sum.add_mean(clients, float(upload.weight.sum()), mean)
 
-    def add_mean(self, clients: Sequence[int], weight: float, mean: dict[str, Params]) -> None:
-        """Takes the weighted mean of the uploads of these clients, and the sum of their weights."""
-        self.used.extend(clients)
-        self.weight += weight
-        self._accumulate(mean, weight)
+    def count_rows(self, picked: Picked, payload: dict[str, Params]) -> None:
+        """Counts the rows that went down, and the ids that asked for them."""
+        self.row_bytes_down += picked.bytes_of_rows(payload)
+        self.id_bytes += picked.bytes_of_ids
 
-    def mean(self) -> dict[str, Params]:
-        """The weighted mean of all uploads, without tables that came by rows."""
-        if self.factor == self.weight:
-            return dict(self.total or {})
-        return {k: tree.scale(v, self.factor / self.weight) for k, v in (self.total or {}).items()}
-
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: Gathered) -> None:
         """Adds what another worker has gathered."""
-        self.weight += other.weight
+        self.sum.merge(other.sum)
         self.uploads += other.uploads
         self.private += other.private
-        self.used += other.used
         self.dropped += other.dropped
         self.upload_bytes += other.upload_bytes
         self.row_bytes_down += other.row_bytes_down
         self.id_bytes += other.id_bytes
-        if other.row_sum is not None:
-            self.row_sum = self.row_sum or RowSum()
-            self.row_sum.merge(other.row_sum)
-        if other.total is not None:
-            self._accumulate(other.total, other.factor)
-
-    def _add_rows(self, ids: dict[str, Tensor], weights: dict[str, Tensor], values: dict[str, Params]) -> None:
-        self.row_sum = self.row_sum or RowSum()
-        self.row_sum.add(ids, weights, values)
-
-    def _accumulate(self, values: dict[str, Params], weight: float) -> None:
-        if self.total is None:
-            self.total, self.factor = values, weight
-            return
-        if self.factor != 1.0:
-            self.total, self.factor = {k: tree.scale(v, self.factor) for k, v in self.total.items()}, 1.0
-        for name, leaves in values.items():
-            for leaf, x in leaves.items():
-                self.total[name][leaf].add_(x, alpha=weight)
 
 
 @dataclass(frozen=True)
@@ -155,6 +118,18 @@ class Execution:
     chunk: int
     threads: int
     cores: int = 1
+
+    def text(self) -> str:
+        """The execution as a text that :meth:`parsed` reads, for a run that is to be repeated."""
+        return f"{self.name} chunk={self.chunk} threads={self.threads} cores={self.cores}"
+
+    @classmethod
+    def parsed(cls, text: str) -> Execution:
+        """The execution of such a text."""
+        found = re.fullmatch(r"(loop|vmap) chunk=(\d+) threads=(\d+) cores=(\d+)", text)
+        if found is None or (int(found[2]) == 0) != (found[1] == "loop") or not int(found[3]) * int(found[4]):
+            raise InputError(f"'{text}' is no execution that a run could have chosen; leave it out to choose anew.")
+        return cls(found[1], *map(int, found.groups()[1:]))
 
     def __str__(self) -> str:
         limit = f"chunks of at most {self.chunk}" if self.chunk < WHOLE else "a chunk for every thread"
@@ -182,7 +157,7 @@ class Pool:
 class Part:
     """Clients that run as one cohort, how they are run, and what they were sent: client i got ``messages[which[i]]``.
 
-    All were sent the same message, unless the algorithm is ageless (:class:`mixfed.core.algorithm.Algorithm`).
+    All were sent the same message, unless clients do the same in every round (:class:`mixfed.core.algorithm.Lateness`).
     """
 
     messages: Sequence[Message]
@@ -195,86 +170,82 @@ class Part:
         """A cohort in which everyone was sent the same."""
         return cls([message], np.zeros(len(plan), np.int64), plan, how)
 
+    def convolved(self) -> Part:
+        """The same with messages in the memory layout that convolutions like."""
+        return replace(self, messages=[as_convolved(message) for message in self.messages])
+
     def units(self) -> list[slice]:
         """What a worker takes at a time: a client, or a vmapped chunk."""
         size = self.how.chunk or 1
         return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
 
 
-def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[list[Tally]]:
-    """The client work of one or more cohorts, which share the workers; of each a tally for every message."""
+def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[list[Gathered]]:
+    """The client work of one or more cohorts, which share the workers; for each what was gathered by message."""
     if algorithm.model.has_convolutions:
-        parts = [part if part.how.chunk else replace(part, messages=_as_convolved(part.messages)) for part in parts]
+        parts = [
+            part if part.how.chunk else replace(part, messages=[as_convolved(m) for m in part.messages])
+            for part in parts
+        ]
     units = [(number, unit) for number, part in enumerate(parts) for unit in part.units()]
     workers = min(max(part.how.threads for part in parts), len(units))
 
-    def work(worker: int) -> dict[tuple[int, int], Tally]:
-        tallies: dict[tuple[int, int], Tally] = {}
+    def work(worker: int) -> dict[tuple[int, int], Gathered]:
+        gathered: dict[tuple[int, int], Gathered] = {}
         with torch.no_grad():
             for number, unit in units[worker::workers]:
                 part = parts[number]
 
-                def tally(message: int, number: int = number) -> Tally:
-                    return tallies.setdefault((number, message), Tally(each=algorithm.uploads == "each"))
+                def of(message: int, number: int = number) -> Gathered:
+                    return gathered.setdefault((number, message), Gathered(each=algorithm.uploads == "each"))
 
                 who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
                 failure = ("The vmap executor cannot run this model", "; choose loop") if part.how.chunk else (who, "")
                 unit_work = _vmapped if part.how.chunk else _one_client
                 with explained(*failure):
-                    unit_work(algorithm, part, unit, privates, tally)
-        return tallies
+                    unit_work(algorithm, part, unit, privates, of)
+        return gathered
 
-    found: dict[tuple[int, int], Tally] = {}
+    found: dict[tuple[int, int], Gathered] = {}
     alone = max(part.how.cores for part in parts)
-    for tallies in pool.run([partial(work, worker) for worker in range(workers)], alone):
-        for place, tally in tallies.items():
+    for gathered in pool.run([partial(work, worker) for worker in range(workers)], alone):
+        for place, one in gathered.items():
             if place in found:
-                found[place].merge(tally)
+                found[place].merge(one)
             else:
-                found[place] = tally
+                found[place] = one
     return [[found[number, m] for m in range(len(part.messages))] for number, part in enumerate(parts)]
 
 
-def _as_convolved(messages: Sequence[Message]) -> list[Message]:
-    return [replace(m, payload={k: _channels_last(v) for k, v in m.payload.items()}) for m in messages]
+GatheredOf = Callable[[int], Gathered]
+"""What was gathered from the clients that were sent the message of this number."""
 
 
-TallyOf = Callable[[int], Tally]
-"""The tally of the clients that were sent the message of this number."""
-
-
-def _one_client(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, tally_of: TallyOf) -> None:
+def _one_client(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
     plan, number = part.plan, int(part.which[unit.start])
-    message, tally = part.messages[number], tally_of(number)
+    message, gathered = part.messages[number], of(number)
     client = int(plan.clients[unit.start])
     batches = plan.client(unit.start, algorithm.model.device)
-    if algorithm.model.has_convolutions:
-        batches = replace(batches, fields=_channels_last(batches.fields, steps=True))
-    own_rows: dict[str, Tensor] = {}
-    if algorithm.rows:
-        picked = rows.pick(algorithm.rows, message.payload, batches, [client])
-        message, batches, own_rows = picked.given(message), picked.batches, picked.ids
-        tally.row_bytes_down += picked.bytes_down
-        tally.id_bytes += picked.bytes_of_ids
     private = privates.get(plan.source, client, message.first)
-    if algorithm.model.has_convolutions:
-        private = {part: _channels_last(leaves) for part, leaves in private.items()}
-    upload, private = algorithm.client(message, private, batches)
-    tally.upload_bytes += tree.nbytes(upload.values)
-    tally.add(client, Upload(algorithm.arrive(upload.values), upload.weight, own_rows), private)
+    picked = rows.pick(algorithm.rows.tables, message.payload, batches, [client]) if algorithm.rows else None
+    if picked:
+        gathered.count_rows(picked, message.payload)
+    upload, private = client_work(algorithm, message, private, batches, picked)
+    gathered.upload_bytes += tree.nbytes(upload.values)
+    gathered.add(client, replace(upload, values=algorithm.decoded(upload.values)), private)
 
 
-def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, tally_of: TallyOf) -> None:
+def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
     plan, which = part.plan, part.which[unit]
     numbers = np.unique(which).tolist()
-    message, tally = part.messages[numbers[0]], tally_of(numbers[0])
+    message, gathered = part.messages[numbers[0]], of(numbers[0])
     clients = [int(c) for c in plan.clients[unit]]
     batches = plan.chunk(unit, algorithm.model.device)
     private = privates.gather(plan.source, clients, message.first)
-    picked = rows.pick(algorithm.rows, message.payload, batches, clients) if algorithm.rows else None
+    picked = rows.pick(algorithm.rows.tables, message.payload, batches, clients) if algorithm.rows else None
     batches = picked.batches if picked else batches
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
-    per_client |= {"steps": batches.steps, "examples": batches.examples, "rows": batches.rows}
+    per_client |= {"steps": batches.steps, "examples": batches.examples, "extra": batches.extra}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
 
     sent = [part.messages[number].payload for number in which] if len(numbers) > 1 else []
@@ -292,78 +263,44 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
         if stacked:
             received = replace(message, payload=stacked)
         upload, private = algorithm.client(received, private, replace(batches, **given))
-        travelling = tree.nbytes(rows.shared(algorithm.rows, upload.values))
-        return algorithm.arrive(upload.values), upload.weight, private
+        travelling = tree.nbytes(rows.shared(algorithm.rows.tables, upload.values))
+        return algorithm.decoded(upload.values), upload.weight, private
 
     values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {}, stacked)
     if sent:
-        _add_groups(tally_of, which, clients, Upload(values, weight), private, travelling)
+        _add_groups(of, which, clients, Upload(values, weight), private, travelling)
         return
-    tally.upload_bytes += travelling * len(clients)
+    gathered.upload_bytes += travelling * len(clients)
     if picked:
-        tally.row_bytes_down += picked.bytes_down
-        tally.id_bytes += picked.bytes_of_ids
-        tally.upload_bytes += picked.bytes_of(values)
-    tally.add_chunk(clients, Upload(values, weight), private, picked)
+        gathered.count_rows(picked, message.payload)
+        gathered.upload_bytes += picked.bytes_of(values)
+    gathered.add_chunk(clients, Upload(values, weight), private, picked)
 
 
 def _add_groups(
-    tally_of: TallyOf, which: NDArray[np.int64], clients: list[int], upload: Upload, private: Private, travelling: int
+    of: GatheredOf, which: NDArray[np.int64], clients: list[int], upload: Upload, private: Private, travelling: int
 ) -> None:
     """Adds a chunk whose clients were sent different messages; the means of all messages are one product a leaf."""
     numbers, owner = np.unique(which, return_inverse=True)
     members = [np.flatnonzero(owner == place) for place in range(len(numbers))]
-    tallies = [tally_of(int(number)) for number in numbers]
-    for tally, own in zip(tallies, members, strict=True):
-        tally.upload_bytes += travelling * len(own)
-    finite = bool(_finite({"up": upload.values, "kept": private}, batched=True).all())
-    if tallies[0].each or not finite:
+    groups = [of(int(number)) for number in numbers]
+    for gathered, own in zip(groups, members, strict=True):
+        gathered.upload_bytes += travelling * len(own)
+    if groups[0].each or not bool(is_finite(upload, private, batched=True).all()):
         for i, client in enumerate(clients):
-            tallies[owner[i]].add(client, Upload(_index(upload.values, i), upload.weight[i]), _index(private, i))
+            groups[owner[i]].add(client, Upload(_index(upload.values, i), upload.weight[i]), _index(private, i))
         return
     weights = torch.zeros(len(numbers), len(clients), dtype=upload.weight.dtype, device=upload.weight.device)
     weights[torch.from_numpy(owner), torch.arange(len(clients))] = upload.weight
-    means = {k: {n: _weighted_mean(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
-    for place, (tally, own, weight) in enumerate(zip(tallies, members, weights.sum(1).tolist(), strict=True)):
+    means = {k: {n: weighted_mean(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
+    for place, (gathered, own, weight) in enumerate(zip(groups, members, weights.sum(1).tolist(), strict=True)):
         theirs = slice(int(own[0]), int(own[-1]) + 1)
-        tally.add_mean([clients[i] for i in own], weight, _index(means, place))
-        tally.private.append((clients[theirs], _index(private, theirs)))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """Sums are kept in 32 bits at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
-    """The mean of x over its first dimension, or one for each row of weights."""
-    x = _wide(x)
-    weights = weights.to(x.dtype)
-    mean: Tensor = torch.tensordot(weights / weights.sum(-1, keepdim=True), x, 1)
-    return mean
-
-
-def _finite(values: tree.Tree, batched: bool = False) -> Tensor:
-    """Whether there are only finite numbers: a sum is finite exactly where all its terms are (and it can hold them)."""
-    sums = [x.reshape(len(x), -1).sum(1) if batched else x.sum() for x in tree.leaves(values)]
-    return torch.isfinite(torch.stack(sums).sum(0)) if sums else torch.ones((1,) if batched else (), dtype=torch.bool)
+        gathered.sum.add_mean([clients[i] for i in own], weight, _index(means, place))
+        gathered.private.append((clients[theirs], _index(private, theirs)))
 
 
 def _index(trees: dict[str, Params], i: int | slice) -> dict[str, Params]:
     return {name: {leaf: x[i] for leaf, x in part.items()} for name, part in trees.items()}
-
-
-def _channels_last(params: Params, *, steps: bool = False) -> Params:
-    """Image-shaped tensors in the memory layout that CPU convolutions like; the values are the same."""
-    if steps:  # [steps, batch, channels, height, width]: every step's batch on its own
-        return {n: _each_channels_last(x) if x.ndim == 5 else x for n, x in params.items()}
-    return {n: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for n, x in params.items()}
-
-
-def _each_channels_last(x: Tensor) -> Tensor:
-    """Even where one channel makes both layouts the same, the strides tell convolutions which one to go on with."""
-    y = x.flatten(0, 1).clone(memory_format=torch.channels_last)
-    return y.as_strided(x.shape, (x.shape[1] * y.stride(0), *y.stride()))
 
 
 def keep_freed_memory() -> None:

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from mixfed.algorithms.mixed import Centre
 from mixfed.algorithms.registry import Setup
+from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import algorithm as core
 from mixfed.core import tree
-from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches, Batching, plan_central, plan_cohort
-from mixfed.core.loop import run
 from mixfed.core.model import Loss
 from mixfed.core.schedule import sample_cohort
 from mixfed.core.train import LocalTrainer, gradient_of, weighted
@@ -154,13 +154,14 @@ def _one_step(setup: Setup) -> Algorithm:
         "probe",
         model,
         init=lambda params: {"params": params, "measured": torch.zeros(0, len(QUANTITIES), dtype=torch.float64)},
-        broadcast=lambda state, server: {
-            CLIENTS: Message({"params": core.sent_down(model, state["params"])}, server.round)
-        },
+        broadcast=lambda state, server: (
+            {CLIENTS: Message({"params": core.sent_down(model, state["params"])}, server.round)},
+            state,
+        ),
         step=step,
         client=client,
         batching={CLIENTS: replace(setup.client.batching, steps=1, epochs=None)},
-        private=lambda params: core.kept_private(model, params),
+        own=OwnParts(lambda params: core.kept_private(model, params)),
     )
 
 

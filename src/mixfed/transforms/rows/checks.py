@@ -10,21 +10,18 @@ from torch import Tensor
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private
 from mixfed.core.batches import Batches, Plan
-from mixfed.core.model import IDLE
 from mixfed.core.private import PrivateStore
 from mixfed.errors import InputError, explained
-from mixfed.transforms.rows.select import PADDING, Picked, Trees, pick
+from mixfed.transforms.rows.lookups import Trees
+from mixfed.transforms.rows.select import PADDING, Picked, pick
+from mixfed.transforms.travel import idle_upload
 
 
 def idle(algorithm: Algorithm, message: Message, private: Private, source: str, steps: int) -> Trees:
     """What a client does in so many steps to the rows of tables that none of its examples touch."""
-    device = algorithm.model.device
-    batches = Batches.without_data(steps, device)
-    with torch.no_grad():
-        nothing = replace(batches, source=source, fields={IDLE: torch.zeros(steps, 0, device=device)})
-        upload, _ = algorithm.client(message, private, nothing)
+    values = idle_upload(algorithm, message, private, source, steps)
     tables = algorithm.model.tables
-    return {part: {n: x for n, x in leaves.items() if n in tables} for part, leaves in upload.values.items()}
+    return {part: {n: x for n, x in leaves.items() if n in tables} for part, leaves in values.items()}
 
 
 def check_lookups(algorithm: Algorithm, message: Message, plan: Plan, privates: PrivateStore) -> bool:
@@ -35,7 +32,7 @@ def check_lookups(algorithm: Algorithm, message: Message, plan: Plan, privates: 
     and the two must fare as they do without examples. False: the result is not finite, so that nothing can be told.
     """
     client, batches = _one_example(plan, algorithm)
-    picked = pick(algorithm.rows, message.payload, batches, [client])
+    picked = pick(algorithm.rows.tables, message.payload, batches, [client])
     private = privates.get(plan.source, client, message.first)
     told = InputError(
         "A client that has some rows of a table can only look up ids that its examples name, and this model's result"
@@ -54,7 +51,7 @@ def check_lookups(algorithm: Algorithm, message: Message, plan: Plan, privates: 
     untouched = idle(algorithm, _reversed(picked).given(message), private, plan.source, 1)
     for part, leaves in plain[1].items():
         for n, x in leaves.items():
-            if n in algorithm.rows:
+            if n in algorithm.rows.tables:
                 ends = torch.tensor([0, len(x) - 1], device=x.device)
                 same = _same(x[1:-1].flip(0), plain[0][part][n]) and _same(x[ends], untouched[part][n][ends])
             else:
@@ -72,7 +69,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 def _one_example(plan: Plan, algorithm: Algorithm) -> tuple[int, Batches]:
     """The first client that has an example with padding (or simply the first), and a step on it."""
-    names = {n for names in algorithm.rows.values() for n in names}
+    names = {n for names in algorithm.rows.tables.values() for n in names}
 
     def at(i: int, batches: Batches, step: int, place: int) -> tuple[int, Batches]:
         fields = {n: x[step : step + 1, place : place + 1] for n, x in batches.fields.items()}

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Reply, Server, State
 from mixfed.errors import InputError
 from mixfed.transforms.rows.checks import idle
-from mixfed.transforms.rows.select import Trees
+from mixfed.transforms.rows.lookups import Trees
+from mixfed.transforms.travel import Travels, what_travels
 
 
 def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: bool = False) -> Algorithm:
@@ -39,8 +41,12 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     tables = algorithm.model.tables
     if not tables:
         raise InputError("Row exchange needs a model with tables: Model(..., tables={parameter: fields of ids}).")
-    if algorithm.personal or algorithm.rows:
-        raise InputError(f"The algorithm {algorithm.name} keeps models on clients or exchanges rows already.")
+    if algorithm.rows:
+        raise InputError(f"The clients of {algorithm.name} exchange rows already.")
+    if algorithm.decode is not None:
+        raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
+    travels = what_travels(algorithm)
+    _check_tables_travel(algorithm, travels)
     for name, module in algorithm.model.module().named_modules():
         if isinstance(module, nn.Embedding) and f"{name}.weight" in tables and module.padding_idx is not None:
             raise InputError(
@@ -52,30 +58,23 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
             f"The algorithm {algorithm.name} takes every client's upload by itself, so rows cannot be averaged over the"
             " clients that touched them; leave out by_touch."
         )
-    if in_place and not algorithm.row_wise:
+    if in_place and not algorithm.rows.untouched_stay:
         raise InputError(f"The server's step of {algorithm.name} moves every row; leave out in_place.")
-    if algorithm.arrive is not Algorithm.arrive:
-        raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
+    _check_steps(algorithm, travels)
 
     def drift(state: State, message: Message, source: str) -> Trees:
         """Dᵣ: what a client that was sent this message does to rows that its data do not touch."""
-        private = algorithm.private(algorithm.params(state))
         steps = algorithm.batching[source].steps
-        if not _drifts(algorithm, message, private, source):
+        if steps is None or not _drifts(algorithm, message, source):
             return {}
-        if steps is None:
-            raise InputError(
-                "Row exchange with a transferred gradient or weight decay needs the same number of local steps on"
-                " every client; give steps instead of epochs."
-            )
-        return idle(algorithm, message, private, source, steps)
+        return idle(algorithm, message, _private(algorithm, message), source, steps)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         told = {id(r.message): (r.message, r.source) for r in replies if r.message is not None}
         drifts = {key: drift(state, message, source) for key, (message, source) in told.items()}
         if by_touch:
             replies = _pooled(replies)
-        if algorithm.row_wise and not any(drifts.values()):
+        if algorithm.rows.untouched_stay and not any(drifts.values()):
             return _on_touched(algorithm, state, replies, server, in_place)
         if in_place:
             raise InputError("Weight decay on clients moves every row of a table; leave out in_place.")
@@ -83,17 +82,48 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
         whole = [_whole(r, sizes, drifts.get(id(r.message), {})) for r in replies]
         return algorithm.step(state, whole, server)
 
-    return replace(algorithm, step=step, rows=tables, in_place=in_place)
+    return replace(algorithm, step=step, rows=replace(algorithm.rows, tables=tables, in_place=in_place))
 
 
-def _drifts(algorithm: Algorithm, message: Message, private: Private, source: str) -> bool:
+def _check_tables_travel(algorithm: Algorithm, travels: Travels) -> None:
+    """Refuses an algorithm that leaves a table on the clients, whose rows could not be numbered anew."""
+    kept = {n for leaves in algorithm.own.first(algorithm.model.initial()).values() for n in leaves}
+    for source, messages in travels.messages.items():
+        for message in messages:
+            for leaves in (message.first or {}).values():
+                kept |= set(leaves)
+            for table in algorithm.model.tables:
+                if table in kept or not any(table in leaves for leaves in message.payload.values()):
+                    raise InputError(
+                        f"The clients '{source}' of {algorithm.name} keep the table '{table}' to themselves, so its"
+                        " rows cannot be exchanged; let the table be common, or leave out row exchange."
+                    )
+
+
+def _check_steps(algorithm: Algorithm, travels: Travels) -> None:
+    """Refuses clients with different numbers of steps where rows that they do not have move at every step."""
+    for source, messages in travels.messages.items():
+        ones = [replace(m, payload=tree.map_leaves(torch.ones_like, m.payload)) for m in messages]
+        if algorithm.batching[source].steps is None and any(_drifts(algorithm, m, source) for m in ones):
+            raise InputError(
+                f"The clients of {algorithm.name} move rows that they do not touch (by a transferred gradient, weight"
+                " decay or a model that is sent up), so row exchange needs the same number of local steps on every"
+                " client; give steps instead of epochs."
+            )
+
+
+def _private(algorithm: Algorithm, message: Message) -> Private:
+    return algorithm.own.first(algorithm.model.initial()) | (message.first or {})
+
+
+def _drifts(algorithm: Algorithm, message: Message, source: str) -> bool:
     """Whether a row of ones that no example touches would move."""
     tables = algorithm.model.tables
     ones = {
         part: {n: torch.ones_like(x[:1]) if n in tables else x for n, x in leaves.items()}
         for part, leaves in message.payload.items()
     }
-    moved = idle(algorithm, replace(message, payload=ones), private, source, 1)
+    moved = idle(algorithm, replace(message, payload=ones), _private(algorithm, message), source, 1)
     return any(bool(x.any()) for leaves in moved.values() for x in leaves.values())
 
 

@@ -9,7 +9,7 @@ Ids of −1 are padding and stay −1.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -17,13 +17,10 @@ from torch import Tensor
 
 from mixfed.core.algorithm import Message, Upload
 from mixfed.core.batches import Batches, Plan
-from mixfed.core.tree import Params
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.transforms.rows.distinct import distinct
-
-Trees = dict[str, Params]
-Fields = tuple[str, ...]
+from mixfed.transforms.rows.lookups import Fields, Lookups, Trees
 
 PADDING = -1
 ID_BYTES = 4
@@ -31,21 +28,42 @@ ID_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Picked:
-    """The rows that a client, or each client of a chunk, needs.
+class Wanted:
+    """The rows that a client, or each client of a chunk, asks for: the client's half of row exchange.
 
-    ``batches`` have local ids, ``payload`` the rows ([clients,] n, d) of every part of the message; a client that needs
-    fewer than n has one of them again, which nothing looks up. ``ids`` lists the U real rows by table, client after
-    client; ``flat`` says where each stands in a table of [clients·n, d], and ``owner`` whose it is.
+    ``batches`` have local ids. ``rows`` has the ids to send by table, [clients, n]; a client that needs fewer than n
+    has one of them again, which nothing looks up. ``ids`` lists the U rows that are really needed, client after client;
+    ``flat`` says where each stands in a table of [clients·n, d], and ``owner`` whose it is.
     """
 
     batches: Batches
-    payload: Trees
+    tables: Mapping[str, Fields]
+    rows: dict[str, Tensor]
     ids: dict[str, Tensor]
     flat: dict[str, Tensor]
     owner: dict[str, Tensor]
-    bytes_down: int
-    tables: Mapping[str, Fields]
+
+    @property
+    def bytes_of_ids(self) -> int:
+        """What it costs to name the rows; tables that are indexed alike are asked for at once."""
+        return ID_BYTES * sum(len(self.ids[t]) for t in {names: t for t, names in self.tables.items()}.values())
+
+    def bytes_of_rows(self, payload: Trees) -> int:
+        """What the rows weigh that are sent down for these ids."""
+        tables = [(t, x) for leaves in payload.values() for t, x in leaves.items() if t in self.tables]
+        return sum(len(self.ids[t]) * x[0].numel() * x.element_size() for t, x in tables)
+
+    def with_rows_of(self, payload: Trees) -> Picked:
+        """The same with the rows themselves: the server's half."""
+        sent = serve(self.tables, payload, self.rows, many=self.batches.vectorised)
+        return Picked(**{f.name: getattr(self, f.name) for f in fields(self)}, payload=sent)
+
+
+@dataclass(frozen=True)
+class Picked(Wanted):
+    """What was asked for and came: ``payload`` has the rows ([clients,] n, d) of every part of the message."""
+
+    payload: Trees
 
     def given(self, message: Message) -> Message:
         """What a single client receives."""
@@ -70,10 +88,12 @@ class Picked:
         }
         return replace(upload, values=trimmed, rows=ids)
 
-    @property
-    def bytes_of_ids(self) -> int:
-        """What it costs to name the rows; tables that are indexed alike are asked for at once."""
-        return ID_BYTES * sum(len(self.ids[t]) for t in {names: t for t, names in self.tables.items()}.values())
+    def trimmed(self, values: Trees) -> Trees:
+        """A single client's values with the rows that it needed, and no other."""
+        ids = self.ids
+        return {
+            part: {n: x[: len(ids[n])] if n in ids else x for n, x in leaves.items()} for part, leaves in values.items()
+        }
 
     def bytes_of(self, values: Trees) -> int:
         """What the real rows of a chunk's values weigh."""
@@ -110,36 +130,46 @@ def shared(tables: Container[str], payload: Trees) -> Trees:
 
 def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients: Sequence[int]) -> Picked:
     """The rows that the batches of one client (or of a vmapped chunk) touch, and the batches with local ids."""
+    sizes = {t: min(len(leaves[t]) for leaves in payload.values() if t in leaves) for t in tables}
+    return ask(tables, sizes, batches, clients).with_rows_of(payload)
+
+
+def ask(tables: Mapping[str, Fields], sizes: Mapping[str, int], batches: Batches, clients: Sequence[int]) -> Wanted:
+    """Which rows of tables of these sizes the batches of one client (or of a vmapped chunk) touch."""
     many = batches.vectorised
     real = _real(batches)
-    fields = dict(batches.fields)
-    ids, flat, owner = {}, {}, {}
-    rows: dict[str, Tensor] = {}
-    amounts: dict[str, Tensor] = {}
+    local_fields = dict(batches.fields)
+    found: dict[str, _Found] = {}
     for names in dict.fromkeys(tables.values()):
         users = [t for t in tables if tables[t] == names]
-        size, smallest = min((len(leaves[t]), t) for leaves in payload.values() for t in users if t in leaves)
+        size, smallest = min((sizes[t], t) for t in users)
         given = [batches.fields[n] if many else batches.fields[n][None] for n in names]
         _check(given, names, size, smallest, batches.source, clients)
-        local, found = _number(given, real, size)
-        fields |= {n: x if many else x[0] for n, x in zip(names, local, strict=True)}
-        for t in users:
-            ids[t], owner[t], flat[t], rows[t] = found.ids, found.owner, found.flat, found.rows
-            amounts[t] = found.amounts
+        local, numbered = _number(given, real, size)
+        local_fields |= {n: x if many else x[0] for n, x in zip(names, local, strict=True)}
+        found |= dict.fromkeys(users, numbered)
+    amounts = {t: found[t].amounts for t in found} if many else {}
+    renumbered = replace(batches, fields=local_fields, kernel=Lookups(tables), extra=amounts)
+    return Wanted(
+        renumbered,
+        tables,
+        rows={t: found[t].rows for t in tables},
+        ids={t: found[t].ids for t in tables},
+        flat={t: found[t].flat for t in tables},
+        owner={t: found[t].owner for t in tables},
+    )
+
+
+def serve(tables: Container[str], payload: Trees, rows: Mapping[str, Tensor], *, many: bool) -> Trees:
+    """The rows of these ids [clients, n] of every table in a payload; of a single client without that dimension."""
     sent: Trees = {}
-    down = 0
     for part, leaves in payload.items():
         sent[part] = {}
-        for t in tables:
-            if t not in leaves:
-                continue
-            x = leaves[t]
-            width = rows[t].shape[1]
-            taken = x.index_select(0, rows[t].view(-1)).view(len(clients), width, *x.shape[1:])
-            sent[part][t] = taken if many else taken[0]
-            down += len(ids[t]) * x[0].numel() * x.element_size()
-    renumbered = replace(batches, fields=fields, tables=tables, rows=amounts if many else {})
-    return Picked(renumbered, sent, ids, flat, owner, down, tables)
+        for t, x in leaves.items():
+            if t in tables:
+                taken = x.index_select(0, rows[t].reshape(-1)).view(*rows[t].shape, *x.shape[1:])
+                sent[part][t] = taken if many else taken[0]
+    return sent
 
 
 @dataclass(frozen=True)
@@ -212,56 +242,3 @@ def _check(given: list[Tensor], names: Fields, size: int, table: str, source: st
             f"Client {who} of '{source}' has the id {int(x[wrong][0])} in '{name}', and the table '{table}' has the"
             f" rows 0 to {size - 1} (-1 is padding)."
         )
-
-
-@dataclass
-class RowSum:
-    """Σᵢ wᵢ·rowsᵢ over clients, kept by the rows that were touched, and Σ wᵢ of the clients that touched each."""
-
-    _pending: dict[str, list[tuple[Tensor, Tensor, Trees]]] = field(default_factory=dict)
-
-    def add(self, ids: Mapping[str, Tensor], weights: Mapping[str, Tensor], values: Trees) -> None:
-        """Adds rows that already are multiplied by their clients' weights."""
-        for t in ids:
-            mine = {part: {t: leaves[t]} for part, leaves in values.items() if t in leaves}
-            pending = self._pending.setdefault(t, [])
-            pending.append((ids[t], weights[t].double(), mine))
-            if len(pending) > 2 and sum(len(p[0]) for p in pending[1:]) > max(4 * len(pending[0][0]), _MANY):
-                self._pending[t] = [_compact(pending)]
-
-    def merge(self, other: RowSum) -> None:
-        """Adds what another worker has gathered."""
-        for t, pending in other._pending.items():
-            self._pending.setdefault(t, []).extend(pending)
-
-    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Trees]:
-        """By table: the ids that were touched (ascending), the weights of their clients, and the sums."""
-        ids: dict[str, Tensor] = {}
-        weights: dict[str, Tensor] = {}
-        values: Trees = {}
-        for t, pending in self._pending.items():
-            ids[t], weights[t], sums = _compact(pending)
-            for part, leaves in sums.items():
-                values.setdefault(part, {}).update(leaves)
-        return ids, weights, values
-
-
-_MANY = 1 << 19
-
-
-def _compact(pending: list[tuple[Tensor, Tensor, Trees]]) -> tuple[Tensor, Tensor, Trees]:
-    """The same sum with every row once."""
-    ids, place = distinct(torch.cat([p[0] for p in pending]))
-    places = torch.split(place, [len(p[0]) for p in pending])
-    weight = ids.new_zeros(len(ids), dtype=pending[0][1].dtype)
-    sums = {
-        part: {t: x.new_zeros(len(ids), *x.shape[1:]) for t, x in leaves.items()}
-        for part, leaves in pending[0][2].items()
-    }
-    for at, (_, w, values) in zip(places, pending, strict=True):
-        weight.index_add_(0, at, w)
-        for part, leaves in values.items():
-            for t, x in leaves.items():
-                flat = x.reshape(len(x), -1)  # scatter_add_ is several times as fast as index_add_ here
-                sums[part][t].view(len(ids), -1).scatter_add_(0, at[:, None].expand_as(flat), flat)
-    return ids, weight, sums

@@ -13,7 +13,7 @@ i's row r is row i·n + r, and a step is one gather and one addition for all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,13 +26,79 @@ from torch.overrides import TorchFunctionMode
 from mixfed.core import tree
 from mixfed.core.batches import Batches
 from mixfed.core.model import Loss
+from mixfed.core.train import LocalTrainer, Trained
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
-from mixfed.models import vmap as _vmap
+from mixfed.models import vmap
 from mixfed.models.bags import bag
 
 Trees = dict[str, Params]
+Fields = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """How clients train on rows of ``tables``, each with the fields of local ids that index it.
+
+    In a chunk all clients' tables are of one length; ``batches.extra`` says how many rows of each are a client's own.
+    """
+
+    tables: Mapping[str, Fields]
+
+    def train(
+        self,
+        trainer: LocalTrainer,
+        params: Params,
+        batches: Batches,
+        round: int,
+        correction: Params | None,
+        loss: Loss | None,
+    ) -> Trained | None:
+        """Plain SGD by :func:`train_on_lookups`; other training goes the usual way."""
+        plain = loss is None and trainer.clip is None and trainer.optimizer.is_plain_sgd
+        if not plain or len(trainer.moves(trainer.own_loss, round)) > 1:
+            return None
+        model, start = trainer.model, tree.cast(params, trainer.model.dtype)
+        parts = {
+            "tables": {n: start[n] for n in self.tables},
+            "weights": {n: start[n] for n in model.trainable if n not in self.tables},
+            "buffers": {n: start[n] for n in model.buffers},
+            "correction": correction or {},
+        }
+        end, total = train_on_lookups(trainer.own_loss, parts, batches, trainer.optimizer.rate(round))
+        return Trained(end, total / batches.steps, batches.steps)
+
+    def guarded(self, loss: Loss, batches: Batches) -> Loss:
+        """The loss, in which a client of a chunk can only look up its own rows."""
+        if not batches.vectorised:
+            return loss
+
+        def with_guard(params: Params, batch: Batch) -> Tensor:
+            with Guard(self.tables, params, batches.extra):
+                return loss(params, batch)
+
+        return with_guard
+
+    def padded(self, batches: Batches) -> frozenset[str]:
+        """The fields that index tables and have ids below 0, which are padding; not under vmap."""
+        indexing = {name for names in self.tables.values() for name in names if name in batches.fields}
+        return frozenset(name for name in indexing if bool((batches.fields[name] < 0).any()))
+
+
+@dataclass(frozen=True)
+class _Whose:
+    """The batches that are trained on, the tables' fields of ids, and those fields that have padding."""
+
+    batches: Batches
+    tables: Mapping[str, Fields]
+    padded: frozenset[str]
+
+    @classmethod
+    def of(cls, batches: Batches) -> _Whose:
+        kernel = batches.kernel
+        known = kernel if isinstance(kernel, Lookups) else Lookups({})
+        return cls(batches, known.tables, known.padded(batches))
 
 
 def train_on_lookups(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Params, Tensor]:
@@ -45,13 +111,13 @@ def train_on_lookups(loss: Loss, parts: Trees, batches: Batches, rate: float) ->
 
     def on_chunk(given: dict[str, Any]) -> tuple[Params, Tensor]:
         steps_first = {n: tree.map_leaves(lambda x: x.movedim(1, 0), given[n]) for n in several}
-        own = replace(batches, key=given["key"], rows=given["rows"], **steps_first)
+        own = replace(batches, key=given["key"], extra=given["extra"], **steps_first)
         return _train(loss, given["parts"], own, rate)
 
     several = {"fields": batches.fields, "mask": batches.mask, "active": batches.active}
     several = {n: x for n, x in several.items() if x is not None}
-    result: tuple[Params, Tensor] = _vmap.beneath(
-        on_chunk, several | {"key": batches.key, "rows": batches.rows, "parts": parts}
+    result: tuple[Params, Tensor] = vmap.beneath(
+        on_chunk, several | {"key": batches.key, "extra": batches.extra, "parts": parts}
     )
     return result
 
@@ -60,10 +126,11 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
     tables, weights, buffers = (tree.clone(parts[part]) for part in ("tables", "weights", "buffers"))
     correction, dtype = parts["correction"], next(iter(tables.values())).dtype
     total: Tensor | float = 0.0
+    whose = _Whose.of(batches)
     for batch, active in batches:
         before = tree.clone(buffers) if active is not None else buffers
         step = rate if active is None else active.to(dtype) * rate
-        changes, looked_up, values = _descend(loss, weights, tables, buffers, batch, step, batches)
+        changes, looked_up, values = _descend(loss, weights, tables, buffers, batch, step, whose)
         for n, c in correction.items():
             change = c * (_like(step, c) if isinstance(step, Tensor) else step)
             changes[n] = changes[n] - change if n in changes else -change
@@ -79,21 +146,21 @@ def _train(loss: Loss, parts: Trees, batches: Batches, rate: float) -> tuple[Par
 
 
 def _descend(
-    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, step: float | Tensor, whose: Batches
+    loss: Loss, weights: Params, tables: Params, buffers: Params, batch: Batch, step: float | Tensor, whose: _Whose
 ) -> tuple[Params, list[_Lookup], Tensor]:
     """The changes −step·∇loss of weights (and of tables, where they are used other than in lookups), the lookups with
     theirs, and the loss of every client. Clients have nothing in common, so that the gradient of a sum is each one's,
     and it is the sum that is scaled, which costs nothing."""
     leaves = {n: x.detach().requires_grad_() for n, x in (weights | tables).items()}
     found: list[_Lookup] = []
-    many = whose.vectorised
+    many = whose.batches.vectorised
 
     def value(leaves: Params, buffers: Params, batch: Batch) -> Tensor:
         with _Watch({id(leaves[n]): n for n in tables}, tables, found, whose):
             return loss(leaves | buffers, batch)
 
     with torch.enable_grad():
-        values = _vmap.for_each(value, leaves, buffers, batch) if many else value(leaves, buffers, batch)
+        values = vmap.for_each(value, leaves, buffers, batch) if many else value(leaves, buffers, batch)
         if not values.requires_grad:
             return {}, [], values
         by = [*leaves.values(), *(one.rows for one in found)]
@@ -135,10 +202,10 @@ class _Watch(TorchFunctionMode):
     way, and its gradient is that of the whole table.
     """
 
-    def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], whose: Batches) -> None:
+    def __init__(self, names: dict[int, str], tables: Params, found: list[_Lookup], whose: _Whose) -> None:
         super().__init__()
         self.names, self.tables, self.found = names, tables, found
-        self.many, self.own, self.whose = whose.vectorised, whose.rows, whose
+        self.many, self.own, self.whose = whose.batches.vectorised, whose.batches.extra, whose
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,7 +236,7 @@ class _Watch(TorchFunctionMode):
 
     def _beneath(self, function: Callable[[str, Tensor], Tensor], name: str, ids: Tensor) -> Tensor:
         """function(name, ids), where the ids are those of all clients."""
-        found = _vmap.beneath_at(partial(function, name), ids) if self.many else function(name, ids)
+        found = vmap.beneath_at(partial(function, name), ids) if self.many else function(name, ids)
         if found is None:
             raise InputError(_NOT_ITS_OWN)
         return found
@@ -196,7 +263,7 @@ class _Watch(TorchFunctionMode):
     def _field(self, name: str, ids: Tensor) -> str | None:
         """The field that the ids are of, if it indexes the table, so that they were made to fit (but for padding)."""
         for field in self.whose.tables.get(name, ()):
-            given = self.whose.fields.get(field)
+            given = self.whose.batches.fields.get(field)
             if given is not None and given.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr():
                 return field
         return None
@@ -218,10 +285,10 @@ class Guard(TorchFunctionMode):
     Under vmap tables stand end to end, and an id below 0 or beyond a client's rows would find those of another client.
     """
 
-    def __init__(self, params: Params, batches: Batches) -> None:
+    def __init__(self, tables: Mapping[str, Fields], params: Params, rows: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.names = {id(params[t]): t for t in batches.tables}
-        self.rows = batches.rows
+        self.names = {id(params[t]): t for t in tables if t in params}
+        self.rows = rows
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -232,11 +299,11 @@ class Guard(TorchFunctionMode):
             ids, table = (args[i] if i < len(args) else kwargs[n] for i, n in enumerate(called))
             name = self.names.get(id(table))
             if name is not None:
-                plain, each = _vmap.made_of(ids)
+                plain, each = vmap.made_of(ids)
                 if not each:
                     raise InputError(_NOT_ITS_OWN)
-                with _vmap.outside():
-                    _check(name, plain.clamp(min=0) if func is bag else plain, _vmap.made_of(self.rows[name])[0])
+                with vmap.outside():
+                    _check(name, plain.clamp(min=0) if func is bag else plain, vmap.made_of(self.rows[name])[0])
         return func(*args, **kwargs)
 
 

@@ -1,0 +1,111 @@
+"""Aggregation: weighted sums of uploads, which threads, processes and networks share.
+
+Three operations: ``add`` an upload (or the mean of several), ``merge`` two sums, and the ``result``, which is a reply.
+Nothing here looks into a single update: whether its numbers are finite is checked where it is made, on the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mixfed.core import tree
+from mixfed.core.algorithm import Reply, Upload
+from mixfed.core.tree import Params
+from mixfed.transforms.rows.select import shared
+from mixfed.transforms.rows.sums import RowSum
+
+Trees = dict[str, Params]
+
+
+@dataclass
+class WeightedSum:
+    """Σ wᵢ·vᵢ of the uploads so far, which is factor·total, with Σ wᵢ and the clients they are from.
+
+    So the update of a lone client, or of a single chunk, is its own mean to the last bit. Rows of tables are summed by
+    themselves.
+    """
+
+    total: Trees | None = None
+    factor: float = 1.0
+    weight: float = 0.0
+    clients: list[int] = field(default_factory=list)
+    rows: RowSum | None = None
+
+    def add(self, client: int, upload: Upload) -> None:
+        """Adds the upload of one client."""
+        weight = float(upload.weight)
+        values = {k: {n: wide(x) for n, x in v.items()} for k, v in upload.values.items()}
+        if upload.rows:
+            tables = {k: {n: x * weight for n, x in v.items() if n in upload.rows} for k, v in values.items()}
+            self.add_rows(upload.rows, {t: torch.full((len(i),), weight) for t, i in upload.rows.items()}, tables)
+            values = shared(upload.rows, values)
+        self.add_mean([client], weight, values)
+
+    def add_mean(self, clients: Sequence[int], weight: float, mean: Trees) -> None:
+        """Adds the weighted mean of the uploads of these clients, and the sum of their weights."""
+        self.clients.extend(clients)
+        self.weight += weight
+        self._accumulate(mean, weight)
+
+    def add_rows(self, ids: Mapping[str, Tensor], weights: Mapping[str, Tensor], values: Trees) -> None:
+        """Adds rows that already are multiplied by their clients' weights."""
+        self.rows = self.rows or RowSum()
+        self.rows.add(ids, weights, values)
+
+    def merge(self, other: WeightedSum) -> None:
+        """Adds what another worker has summed."""
+        self.clients += other.clients
+        self.weight += other.weight
+        if other.rows is not None:
+            self.rows = self.rows or RowSum()
+            self.rows.merge(other.rows)
+        if other.total is not None:
+            self._accumulate(other.total, other.factor)
+
+    def result(self, source: str) -> Reply | None:
+        """The weighted mean of all uploads; None where there was none."""
+        if not self.clients:
+            return None
+        values = dict(self.total or {})
+        if self.factor != self.weight:
+            values = {k: tree.scale(v, self.factor / self.weight) for k, v in values.items()}
+        if self.rows is None:
+            return Reply(values, self.weight, tuple(self.clients), source)
+        ids, weights, sums = self.rows.result()
+        for part, tables in sums.items():
+            values[part] = values.get(part, {}) | {t: x.mul_(1.0 / self.weight) for t, x in tables.items()}
+        touched = tree.scale(weights, 1.0 / self.weight)
+        return Reply(values, self.weight, tuple(self.clients), source, rows=ids, touched=touched)
+
+    def _accumulate(self, values: Trees, weight: float) -> None:
+        if self.total is None:
+            self.total, self.factor = values, weight
+            return
+        if self.factor != 1.0:
+            self.total, self.factor = {k: tree.scale(v, self.factor) for k, v in self.total.items()}, 1.0
+        for name, leaves in values.items():
+            for leaf, x in leaves.items():
+                self.total[name][leaf].add_(x, alpha=weight)
+
+
+def single(client: int, upload: Upload, source: str) -> Reply:
+    """The reply of one client, for an algorithm that wants each."""
+    touched = {t: torch.ones(len(i), device=i.device) for t, i in upload.rows.items()}
+    return Reply(upload.values, float(upload.weight), (client,), source, rows=upload.rows, touched=touched)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Sums are kept in 32 bits at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
+    """The mean of x over its first dimension, or one for each row of weights."""
+    x = wide(x)
+    weights = weights.to(x.dtype)
+    mean: Tensor = torch.tensordot(weights / weights.sum(-1, keepdim=True), x, 1)
+    return mean

@@ -1,0 +1,160 @@
+"""The client's half: a device with its own examples and its own private parts, which answers bytes with bytes.
+
+A device knows the algorithm, its own data and its own number. Everything else is in the requests: which round and seed,
+the common model, central examples and first private parts if there are any, the rows of tables that it asked for. Three
+requests are answered:
+
+- ``prepare``: what the device needs of the next message: row ids, how many central examples, which parts it lacks;
+- ``train``: a round's work; the answer has the upload, or says that a number in it is not finite;
+- ``evaluate``: sums of metrics of the device's own model over its own examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mixfed.backends import wire
+from mixfed.backends.work import as_convolved, bytes_of_own, client_work, is_finite
+from mixfed.core.algorithm import Algorithm, Message, Private
+from mixfed.core.batches import Batches, Plan, Sample, plan_device
+from mixfed.core.ledger import Ledger, count_work
+from mixfed.core.private import PrivateStore
+from mixfed.core.tree import Params
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError, explained
+from mixfed.transforms.rows.select import Picked, Wanted, ask
+
+Measure = Callable[[Algorithm, Params, CentralData, Sequence[str]], dict[str, float]]
+"""Sums of metrics over examples, and their number under ``examples``."""
+
+
+class ClientRuntime:
+    """One client of the population ``source``, with its number there.
+
+    ``data`` are the client's own examples, ``tests`` those that it keeps apart for an evaluation, by name, and
+    ``measure`` is how it evaluates. ``privates`` is what the device keeps, in memory or on its disk.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        source: str,
+        client: int,
+        data: FederatedData,
+        privates: PrivateStore,
+        *,
+        tests: Mapping[str, CentralData] | None = None,
+        measure: Measure | None = None,
+    ) -> None:
+        self.algorithm, self.source, self.client = algorithm, source, client
+        self.data, self.privates = data, privates
+        self.tests, self.measure = tests or {}, measure
+        self._ledger = Ledger()
+
+    def answer(self, request: bytes) -> bytes:
+        """Answers one request."""
+        header, trees = wire.unpack(request, self.algorithm.model.device)
+        answers = {"prepare": self._prepare, "train": self._train, "evaluate": self._evaluate}
+        if header.get("kind") not in answers:
+            raise InputError(f"A client answers {', '.join(answers)}, not '{header.get('kind')}'.")
+        return answers[header["kind"]](header, trees)
+
+    def _prepare(self, header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
+        """The ids of the rows of tables (by the fields that index them), the number of examples, the parts lacked."""
+        asked = {part: self.privates.lacking(self.source, part, _one(self.client)) > 0 for part in header["first"]}
+        count = 0
+        if header["sample"] is not None:
+            count = int(Sample(**header["sample"]).sizes(_one(self.data.examples), header["available"])[0])
+        told: dict[str, Any] = {"examples": count, "lacks": [part for part, yes in asked.items() if yes], "touched": {}}
+        ids: Params = {}
+        if self.algorithm.rows:
+            batches = self._plan(header["round"], header["seed"]).client(0, self.algorithm.model.device)
+            wanted, named = self._wanted(batches), named_once(self.algorithm.rows.tables)
+            ids = {t: wanted.rows[t][0].to(torch.int32) for t in named}
+            told["touched"] = {t: len(wanted.ids[t]) for t in named}
+        return wire.pack(told, {"ids": ids})
+
+    def _train(self, header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
+        algorithm, round = self.algorithm, int(header["round"])
+        received = self._received(header, trees.get("examples") or {})
+        plan = self._plan(round, int(header["seed"]), received)
+        message = Message(trees["payload"], round, first=trees.get("first") or None)
+        if algorithm.model.has_convolutions:
+            message = as_convolved(message)
+        private = self.privates.get(self.source, self.client, message.first)
+        with torch.no_grad(), explained(f"Client {self.client} of '{self.source}' cannot train"):
+            cost = self._ledger.cost(self.source, lambda n: self._work(plan, message, private, n))
+            batches = plan.client(0, algorithm.model.device)
+            upload, private = client_work(algorithm, message, private, batches, self._picked(batches, message))
+            finite = bool(is_finite(replace(upload, values=algorithm.decoded(upload.values)), private))
+        told: dict[str, Any] = {
+            "finite": finite,
+            "steps": int(plan.steps.sum()),
+            "examples": int(plan.examples.sum()),
+            "cost": [cost.base, cost.slope, cost.products],
+        }
+        if not finite:
+            return wire.pack(told)
+        self.privates.put(self.source, self.client, private)
+        told["own_bytes"] = bytes_of_own(algorithm, private)
+        return wire.pack(told, {"values": upload.values, "weight": upload.weight})
+
+    def _evaluate(self, header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
+        on = header["on"]
+        if self.measure is None or on not in self.tests:
+            raise InputError(f"Client {self.client} of '{self.source}' has no {on} examples of its own.")
+        params: Params = trees["params"]
+        if self.algorithm.personal is not None and len(self.privates.seen(self.source)):
+            params = self.algorithm.personal(params, self.privates.get(self.source, self.client))
+        return wire.pack({"sums": self.measure(self.algorithm, params, self.tests[on], header["metrics"])})
+
+    def _plan(self, round: int, seed: int, received: CentralData | None = None) -> Plan:
+        batching = self.algorithm.batching[self.source]
+        return plan_device(self.source, self.data, self.client, batching, seed, round, received)
+
+    def _received(self, header: Mapping[str, Any], examples: Mapping[str, Any]) -> CentralData | None:
+        if not examples:
+            return None
+        arrays = {name: x.cpu().numpy() for name, x in examples.items()}
+        return CentralData(arrays, None if header["prepared"] else self.data.prepare)
+
+    def _wanted(self, batches: Batches) -> Wanted:
+        tables = self.algorithm.rows.tables
+        return ask(tables, {t: self.algorithm.model.shapes[t][0] for t in tables}, batches, [self.client])
+
+    def _picked(self, batches: Batches, message: Message) -> Picked | None:
+        """The rows that these batches look up, which are the first of those in the message."""
+        if not self.algorithm.rows:
+            return None
+        wanted = self._wanted(batches)
+        rows = {
+            part: {t: x[: wanted.rows[t].shape[1]] for t, x in leaves.items() if t in wanted.tables}
+            for part, leaves in message.payload.items()
+        }
+        return Picked(**vars(wanted), payload=rows)
+
+    def _work(self, plan: Plan, message: Message, private: Private, examples: int) -> tuple[int, int]:
+        """What a step on so many examples costs."""
+        batches = plan.client(0, self.algorithm.model.device).first(examples)
+        picked = self._picked(batches, message)
+        return count_work(lambda: client_work(self.algorithm, message, private, batches, picked))
+
+
+def _one(number: int) -> NDArray[np.int64]:
+    return np.array([number], np.int64)
+
+
+def named_once(tables: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The tables whose row ids are sent: one for all that are indexed by the same fields."""
+    return [t for t, names in tables.items() if next(u for u in tables if tables[u] == names) == t]
+
+
+def for_every_table(tables: Mapping[str, tuple[str, ...]], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for every table, from what was sent once for all that are indexed alike."""
+    return {t: next(x for n, x in named.items() if tables[n] == names) for t, names in tables.items()}
