@@ -15,11 +15,11 @@ from mixfed.core.algorithm import CLIENTS, Personal
 from mixfed.core.batches import gather
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
-from mixfed.core.recommend import Recall
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
+from mixfed.evaluate.ranking import Recall
 
 Metric = Callable[[Tensor, Batch], Tensor]
 """One number per example from a model's outputs and the batch; the metric is their mean."""
