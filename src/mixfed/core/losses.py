@@ -22,8 +22,9 @@ def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
 
 def binary_cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy of one logit against y ∈ {0, 1}."""
-    logits = outputs.squeeze(-1)
-    return F.binary_cross_entropy_with_logits(logits, batch["y"].to(logits.dtype), reduction="none")
+    logits = outputs.reshape(len(outputs))
+    labels = batch["y"].reshape(len(outputs)).to(logits.dtype)
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
 
 def squared_error(outputs: Tensor, batch: Batch) -> Tensor:
