@@ -20,11 +20,13 @@ from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
+from mixfed.core.losses import hinge
 from mixfed.core.model import Loss, Model
-from mixfed.core.recommend import ClosedForm, hinge, spreadout_of
+from mixfed.core.regularisers import spreadout_of
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data import FederatedData, load_source
 from mixfed.data.partition import by_key
+from mixfed.evaluate.closed_form import ClosedForm
 from mixfed.models.recommender import DualEncoder
 from mixfed.transforms.rows.exchange import exchange_rows
 

@@ -30,9 +30,9 @@ from mixfed.core import optim
 from mixfed.core.algorithm import Server
 from mixfed.core.batches import Batching
 from mixfed.core.ledger import Ledger
+from mixfed.core.losses import hinge
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
-from mixfed.core.recommend import hinge
 from mixfed.core.schedule import sample_cohort
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData

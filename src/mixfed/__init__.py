@@ -64,7 +64,6 @@ _HOMES = {
 }
 _MODULES = {
     "lookups": "models.bags",
-    "recommend": "core.recommend",
     "trackers": "experiments.trackers",
     "tree": "core.tree",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,44 @@ def test_a_folder_without_a_network_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(InputError, match="holds no vision transformer that can be loaded"):
         ViT(CLASSES, str(tmp_path))
+
+
+def test_a_folder_of_another_network_is_refused(folder: Path, tmp_path: Path) -> None:
+    """transformers itself only warns, and starts from random weights."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "vit"', '"model_type": "bert"'))
+    with pytest.raises(InputError, match=r"has no config\.json of a vision transformer"):
+        ViT(CLASSES, str(tmp_path))
+    config.write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": LAYERS + 1}))
+    with pytest.raises(InputError, match=r"are of another network: there is no .*2"):
+        ViT(CLASSES, str(tmp_path))
+
+
+@pytest.mark.parametrize("told", ["", "[", "[]", "7", '{"model_type": "vit", "hidden_size": "wide"}', "\udcff"])
+def test_settings_that_are_none_are_refused(folder: Path, tmp_path: Path, told: str) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_bytes(told.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=r"config\.json|can be loaded"):
+        ViT(CLASSES, str(tmp_path))
+
+
+@pytest.mark.parametrize("told", ["[", "[]", '{"image_mean": 3}', '{"image_std": [1, 1]}', '{"image_std": [0, 0, 0]}'])
+def test_colours_that_are_none_are_refused(folder: Path, tmp_path: Path, told: str) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "preprocessor_config.json").write_text(told)
+    with pytest.raises(InputError, match=r"preprocessor_config\.json"):
+        ViT(CLASSES, str(tmp_path))
+
+
+def test_damaged_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InputError, match="can be loaded"):
+        ViT(CLASSES, str(tmp_path))
+
+
+@pytest.mark.parametrize(("rank", "scale"), [(0, 8.0), (4, float("nan"))])
+def test_adapters_that_cannot_be_are_refused(folder: Path, rank: int, scale: float) -> None:
+    with pytest.raises(InputError, match="rank of at least 1"):
+        ViT(CLASSES, str(folder), rank=rank, scale=scale)

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from mixfed.core.batches import Batching
+from mixfed.core.losses import hinge
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer, sgd
-from mixfed.core.recommend import hinge, spreadout_of
+from mixfed.core.regularisers import spreadout_of
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.models.recommender import DualEncoder

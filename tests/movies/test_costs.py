@@ -17,9 +17,10 @@ from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
+from mixfed.core.losses import hinge
 from mixfed.core.model import Model
 from mixfed.core.optim import adam, sgd
-from mixfed.core.recommend import hinge, spreadout_of
+from mixfed.core.regularisers import spreadout_of
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
 from mixfed.models.recommender import DualEncoder

@@ -17,9 +17,10 @@ from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batches
 from mixfed.core.loop import Result
+from mixfed.core.losses import hinge
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer, adam
-from mixfed.core.recommend import hinge, spreadout
+from mixfed.core.regularisers import spreadout
 from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.core.recommend import ClosedForm, Recall, hinge, spreadout, spreadout_by_pairs, spreadout_of
+from mixfed.core.losses import hinge
+from mixfed.core.regularisers import spreadout, spreadout_by_pairs, spreadout_of
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
+from mixfed.evaluate.closed_form import ClosedForm
 from mixfed.evaluate.metrics import measure
+from mixfed.evaluate.ranking import Recall
 from tests.movies.problem import ITEMS, TABLE, examples, model
 
 

@@ -22,8 +22,8 @@ from mixfed.core.algorithm import Algorithm, Reply, Server
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import Dropouts, HalfNormal, Scripted
 from mixfed.core.loop import Result
+from mixfed.core.losses import hinge
 from mixfed.core.model import Model
-from mixfed.core.recommend import hinge
 from mixfed.core.schedule import Schedule
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params

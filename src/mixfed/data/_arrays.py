@@ -91,10 +91,10 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.int64)
-    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == np.floor(array)).all():
+    if array.dtype.kind == "f" and (np.abs(array) < 2**63).all() and (array == np.floor(array)).all():
         array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{what} must be whole numbers, without NaN")
+    if array.dtype.kind not in "iu" or int(array.max()) >= 2**63:
+        raise InputError(f"{what} must be whole numbers below 2^63, without NaN")
     return array.astype(np.int64, copy=False)
 
 

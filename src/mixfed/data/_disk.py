@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
+from mixfed.data._files import DAMAGE
 from mixfed.errors import InputError
 
 
@@ -49,6 +50,6 @@ def read(file: Path) -> NDArray[Any]:
     """One array, memory-mapped."""
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGE as error:
         raise InputError(f"'{file}' is no whole .npy file ({error}); write the data again with .save()") from error
     return array

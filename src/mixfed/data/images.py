@@ -1,4 +1,4 @@
-"""Images of one source in the form of another's."""
+"""Images as bytes with channels first, and those of one source in the form of another's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from mixfed.errors import InputError
+
+
+def as_bytes(images: NDArray[Any], shape: tuple[int, int, int], what: str) -> NDArray[np.uint8]:
+    """Images [n, channels, height, width] from 0 to 255, from such whole numbers with channels first or last."""
+    channels, height, width = shape
+    if images.ndim != 4 or images.shape[1:] not in (shape, (height, width, channels)):
+        told = f"{list(images.shape)}, not [n, {channels}, {height}, {width}] or [n, {height}, {width}, {channels}]"
+        raise InputError(f"{what} have the shape {told}; give them one of these")
+    if images.dtype.kind not in "iu" or (images.size and not 0 <= images.min() <= images.max() <= 255):
+        raise InputError(f"{what} are {images.dtype} and not bytes from 0 to 255; convert them first")
+    first = images if images.shape[1:] == shape else images.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(first, np.uint8)
 
 
 def images_like(images: NDArray[Any], pattern: NDArray[Any]) -> NDArray[Any]:

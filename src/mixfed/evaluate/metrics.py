@@ -15,11 +15,11 @@ from mixfed.core.algorithm import CLIENTS, Personal
 from mixfed.core.batches import gather
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
-from mixfed.core.recommend import Recall
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
+from mixfed.evaluate.ranking import Recall
 
 Metric = Callable[[Tensor, Batch], Tensor]
 """One number per example from a model's outputs and the batch; the metric is their mean."""
@@ -29,6 +29,11 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
     """Whether the prediction is right: the largest logit, or a single logit above zero. Sequences: the mean."""
     labels = batch["y"]
     if outputs.shape[-1] == 1 or outputs.shape == labels.shape:
+        if bool(((labels != 0) & (labels != 1)).any()):
+            raise InputError(
+                "The accuracy of a model with one output for a label needs labels 0 and 1; give the model an output for"
+                " every class, or leave accuracy out of the metrics."
+            )
         right = (outputs.reshape(labels.shape) > 0).eq(labels > 0.5)
     else:
         right = outputs.argmax(-1).eq(labels)

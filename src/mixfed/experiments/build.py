@@ -20,7 +20,7 @@ from mixfed.core.fit import check_fit
 from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.losses import CRITERIA
 from mixfed.core.model import Loss, Model
-from mixfed.core.recommend import spreadout_of
+from mixfed.core.regularisers import spreadout_of
 from mixfed.core.schedule import Joining, Late, Schedule
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data.scenario import Scenario

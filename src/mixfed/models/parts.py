@@ -7,6 +7,7 @@ parameters are simply more of those that do not travel. In evaluation the networ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import permutations
 from typing import Any
 
@@ -80,6 +81,7 @@ def with_auxiliary(
 def summed(criterion: Criterion, weight: float) -> Criterion:
     """L_g + weight·L_a while training; L_g in evaluation."""
 
+    @wraps(criterion)
     def together(outputs: Tensor | tuple[Tensor, Tensor], batch: Batch) -> Tensor:
         if isinstance(outputs, tuple):
             return criterion(outputs[0], batch) + weight * outputs[1]
@@ -90,7 +92,12 @@ def summed(criterion: Criterion, weight: float) -> Criterion:
 
 def first_only(criterion: Criterion) -> Criterion:
     """L_g alone, whether there are auxiliary losses or not."""
-    return lambda outputs, batch: criterion(outputs[0] if isinstance(outputs, tuple) else outputs, batch)
+
+    @wraps(criterion)
+    def first(outputs: Tensor | tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        return criterion(outputs[0] if isinstance(outputs, tuple) else outputs, batch)
+
+    return first
 
 
 def supervised(parts: Any, h: Tensor, batch: Batch) -> Tensor:

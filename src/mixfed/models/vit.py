@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,13 @@ class ViT(nn.Module):
     def __init__(self, outputs: int, folder: str, rank: int = 4, scale: float = 8.0) -> None:
         super().__init__()
         transformers, peft = _extra("transformers"), _extra("peft")
+        if rank < 1 or not math.isfinite(scale):
+            raise InputError(f"Adapters have a rank of at least 1 and a finite scale, not {rank} and {scale}.")
         place = Path(folder)
-        if not (place / "config.json").is_file():
-            raise InputError(f"The folder '{folder}' (model.folder) has no config.json of a vision transformer.")
-        try:
-            body = transformers.ViTModel.from_pretrained(place, local_files_only=True, add_pooling_layer=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"'{folder}' holds no vision transformer that can be loaded: {str(error).splitlines()[0].rstrip('.')}."
-            ) from error
+        config = place / "config.json"
+        if not config.is_file() or _told(config).get("model_type") != "vit":
+            raise InputError(f"The folder '{folder}' has no config.json of a vision transformer (model_type 'vit').")
+        body = _body(transformers, place)
         adapters = peft.LoraConfig(r=rank, lora_alpha=scale, target_modules=PROJECTIONS)
         self.body = peft.inject_adapter_in_model(adapters, body)
         self.size = int(body.config.image_size)
@@ -49,12 +48,43 @@ class ViT(nn.Module):
         return logits
 
 
+def _body(transformers: Any, folder: Path) -> Any:
+    try:
+        body, found = transformers.ViTModel.from_pretrained(
+            folder, local_files_only=True, add_pooling_layer=False, output_loading_info=True
+        )
+    except Exception as error:  # files that are damaged make the library fail in any way
+        told = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise InputError(f"'{folder}' holds no vision transformer that can be loaded: {told}.") from error
+    if found["missing_keys"]:
+        raise InputError(f"The weights in '{folder}' are of another network: there is no {min(found['missing_keys'])}.")
+    return body
+
+
 def _colours(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation that the network was trained with; 0.5 where the folder does not say."""
     file = folder / "preprocessor_config.json"
-    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    half = [0.5, 0.5, 0.5]
-    return tuple(told.get("image_mean", half)), tuple(told.get("image_std", half))
+    told = _told(file) if file.is_file() else {}
+    mean, std = (told.get(name, [0.5, 0.5, 0.5]) for name in ("image_mean", "image_std"))
+    for values in (mean, std):
+        if not isinstance(values, list) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
+            raise InputError(f"'{file}' needs three numbers as image_mean and as image_std.")
+    if not all(v > 0 for v in std):
+        raise InputError(f"'{file}' has an image_std that is not above 0.")
+    return tuple(mean), tuple(std)
+
+
+def _told(file: Path) -> dict[str, Any]:
+    """The settings in a JSON file."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"'{file}' cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"'{file}' is not a JSON file: {str(error).splitlines()[0]}.") from error
+    if not isinstance(told, dict):
+        raise InputError(f"'{file}' holds no settings by name.")
+    return told
 
 
 def _extra(module: str) -> Any:

@@ -25,7 +25,7 @@ from torch._C._functorch import (
 )
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
 
-from mixfed.core.tree import Params
+Params = dict[str, Tensor]
 
 
 def beneath(function: Callable[[Any], Any], given: Any) -> Any:

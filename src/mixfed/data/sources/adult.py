@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import reading
+from mixfed.data._files import content, reading
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
 
@@ -80,8 +79,8 @@ def _told_by(name: str, protected: Sequence[str]) -> bool:
 def _read(file: Path) -> Text:
     """The columns of one file, as text; the test file has a comment line and a full stop after each label."""
     with reading(file):
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines = [line.strip() for line in content.decode("ascii").splitlines()]
+        found = content(file)
+        lines = [line.strip() for line in found.decode("ascii").splitlines()]
         rows = [line.rstrip(".").split(",") for line in lines if line and not line.startswith("|")]
         if not rows or any(len(row) != len(COLUMNS) for row in rows):
             raise ValueError(f"every line must have {len(COLUMNS)} values with commas between them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import reading
+from mixfed.data._files import content, reading
 from mixfed.data.sources.base import Examples, Source, find
 from mixfed.errors import InputError
 
@@ -105,5 +104,4 @@ def _articles(file: Path) -> dict[str, str]:
 
 
 def _text(file: Path) -> str:
-    content = file.read_bytes()
-    return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+    return content(file).decode("utf-8")

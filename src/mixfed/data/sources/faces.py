@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mixfed.data._arrays import take
+from mixfed.data._arrays import Arrays, take, whole_numbers
 from mixfed.data._files import load_npz, reading
+from mixfed.data.images import as_bytes
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources.base import Source, find
+from mixfed.errors import InputError
 
 DESCRIPTION = "faces, smiling or not, 32 x 32 grey; 13,165 images, 12,194 of them of 5,508 known people"
 OBTAIN = "github.com/hromi/SMILEsmileD, as one .npz file with arrays x, smile and identity"
@@ -24,8 +26,13 @@ def load(folder: Path | None = None, keep_unknown: bool = False, centred: bool =
     file = find(folder, OBTAIN, "faces_smile_32.npz")
     arrays = load_npz(file, ["x", "smile", "identity"])
     with reading(file):
-        people = arrays["identity"].astype(np.int64)
-        fields = {"x": arrays["x"][:, None], "y": arrays["smile"].astype(np.int64)}
+        people = whole_numbers(arrays["identity"], f"'identity' in '{file}'")
+        images = as_bytes(arrays["x"][:, None], (1, 32, 32), f"the images in '{file}'")
+        fields: Arrays = {"x": images, "y": whole_numbers(arrays["smile"], f"'smile' in '{file}'")}
+        if {values.shape for values in (people, fields["y"])} != {(len(images),)}:
+            raise InputError(
+                f"'{file}' needs one number in 'smile' and in 'identity' for each of {len(images):,} images"
+            )
         kept = np.flatnonzero((people >= 0) | keep_unknown)
         return Source(
             train=take(fields, kept),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import reading
+from mixfed.data._files import content, reading
 from mixfed.data.sources.base import find
 from mixfed.errors import InputError
 
@@ -29,9 +28,9 @@ def load_part(folder: Path | None, obtain: str, name: str, part: str) -> Arrays:
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
     """The bytes of an idx file, plain or gzipped: a magic number, the sizes, the values."""
     with reading(file):
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        magic, *sizes = struct.unpack_from(f">{1 + dimensions}I", content)
+        found = content(file)
+        magic, *sizes = struct.unpack_from(f">{1 + dimensions}I", found)
         start = 4 * (1 + dimensions)
-        if magic != 0x0800 + dimensions or len(content) != start + math.prod(sizes):
+        if magic != 0x0800 + dimensions or len(found) != start + math.prod(sizes):
             raise ValueError(f"not an idx file of {dimensions} dimensions of bytes, or not all of it")
-        return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+        return np.frombuffer(found, np.uint8, offset=start).reshape(sizes)

@@ -5,7 +5,6 @@ The files may be used for research and not be passed on (see their README), so t
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import load_npz, reading, require_fields
+from mixfed.data._files import content, load_npz, reading, require_fields
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
 
@@ -49,8 +48,8 @@ def _read(file: Path, between: str) -> dict[str, Ints]:
     if file.suffix == ".npz":
         return _from_npz(file)
     with reading(file):
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines = [line.split(between) for line in content.decode("latin-1").splitlines() if line]
+        found = content(file)
+        lines = [line.split(between) for line in found.decode("latin-1").splitlines() if line]
         if not lines or any(len(line) != 4 for line in lines):
             raise ValueError(f"every line must have 4 numbers with '{between}' between them")
         table = np.array(lines).astype(np.int64)

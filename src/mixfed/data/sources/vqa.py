@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mixfed.data._arrays import Arrays
-from mixfed.data._files import reading
+from mixfed.data._files import content, reading
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
 
@@ -58,17 +58,34 @@ def load(folder: Path | None = None, size: int = 64, words: int = 16, answers: i
 def _read(folder: Path | None, part: str, most: int) -> list[dict[str, Any]]:
     asked = find(folder, OBTAIN, f"vqa/v2_OpenEnded_mscoco_{part}_questions.json")
     told = find(folder, OBTAIN, f"vqa/v2_mscoco_{part}_annotations.json")
-    with reading(asked):
-        questions = json.loads(asked.read_text(encoding="utf-8"))["questions"]
-    with reading(told):
-        annotations = json.loads(told.read_text(encoding="utf-8"))["annotations"]
-        answer = {a["question_id"]: a["multiple_choice_answer"] for a in annotations}
+    questions = _records(asked, "questions", question_id=int, image_id=int, question=str)
+    annotations = _records(told, "annotations", question_id=int, multiple_choice_answer=str)
+    answer = {a["question_id"]: a["multiple_choice_answer"] for a in annotations}
     found = []
     for question in questions[: most or None]:
+        if question["question_id"] not in answer:
+            raise InputError(f"'{told}' has no answer to question {question['question_id']} of '{asked}'.")
         image = asked.parent / part / f"COCO_{part}_{question['image_id']:012d}.jpg"
         words = re.findall(r"[a-z0-9']+", question["question"].lower())
         found.append({"image": image, "words": words, "answer": answer[question["question_id"]]})
     return found
+
+
+def _records(file: Path, name: str, **kinds: type) -> list[dict[str, Any]]:
+    """The records of a JSON file, each of which has values of these kinds."""
+    with reading(file):
+        table = json.loads(content(file))
+        records = table.get(name) if isinstance(table, dict) else None
+        if not isinstance(records, list) or not records:
+            raise ValueError(f"it has no list of '{name}'")
+        for number, record in enumerate(records):
+            for key, kind in kinds.items():
+                if not isinstance(record, dict) or not isinstance(record.get(key), kind):
+                    raise ValueError(f"entry {number} of '{name}' has no {key} that is {_WORDS[kind]}")
+        return records
+
+
+_WORDS = {int: "a whole number", str: "text"}
 
 
 def _arrays(
@@ -111,5 +128,8 @@ class Pictures:
     def _read(self, file: Path) -> Any:
         from PIL import Image
 
-        with reading(file), Image.open(file) as image:
-            return np.asarray(image.convert("RGB").resize(self._pixels.shape[2:])).transpose(2, 0, 1)
+        try:
+            with reading(file), Image.open(file) as image:
+                return np.asarray(image.convert("RGB").resize(self._pixels.shape[2:])).transpose(2, 0, 1)
+        except Image.DecompressionBombError as error:
+            raise InputError(f"'{file}' cannot be read ({error}); scale the image down first") from error

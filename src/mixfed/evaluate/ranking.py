@@ -1,0 +1,34 @@
+"""Where the item that followed stands among all items: ranks and recall@k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixfed.core.losses import of_following
+from mixfed.data.batch import Batch
+from mixfed.errors import InputError
+
+
+def rank(outputs: Tensor, batch: Batch) -> Tensor:
+    """How many items do not stand behind the one that followed, which those of a lower score do, and equal ones of a
+    higher id. A score that is not a number stands behind nothing; one that is not finite is itself behind everything.
+    """
+    score, ids = of_following(outputs, batch), batch["y"].long()[:, None]
+    level = (outputs == score) & (torch.arange(outputs.shape[1], device=outputs.device) >= ids)
+    places = ((outputs < score) | level).sum(1).neg() + outputs.shape[1]
+    return torch.where(score[:, 0].isfinite(), places, torch.iinfo(places.dtype).max)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """recall@k: whether the item that followed is among the k of highest score, of all items."""
+
+    k: int
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if outputs.ndim != 2:
+            raise InputError(f"recall@{self.k} needs the scores of all items, shape [batch, items].")
+        return (rank(outputs, batch) < self.k).float()
