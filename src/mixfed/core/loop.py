@@ -107,7 +107,7 @@ def run(
     history: list[dict[str, Any]] = []
     diagnosed: list[dict[str, Any]] = []
     first, version, dropped, seconds = 0, 0, 0, 0.0
-    saved = checkpoints.load() if checkpoints and resume else None
+    saved = checkpoints.resume(seed=seed, rounds=rounds, every=every) if checkpoints and resume else None
     if saved:
         device = algorithm.model.device
         state, history, first = algorithm.restored(saved["state"], device), saved["history"], saved["round"]
@@ -157,6 +157,7 @@ def run(
                     "state": state,
                     "history": history,
                     "diagnostics": diagnosed,
+                    "seed": seed,
                     "round": done,
                     "version": version,
                     "dropped": dropped,
