@@ -22,7 +22,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     done = mixfed("run", "digits", "--rounds", "4", "--seed", "3", *TINY, "--json", cwd=tmp_path)
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
     assert {f.name for f in folder.iterdir()} == {
-        "config.toml", "metrics.jsonl", "metrics.png", "model.safetensors", "result.json", "checkpoints",
+        "config.toml", "recipe.toml", "metrics.jsonl", "metrics.png", "model.safetensors", "result.json", "checkpoints",
     }  # fmt: skip
     result = last_json(done)
     assert result == json.loads((folder / "result.json").read_text())

@@ -15,7 +15,8 @@ from mixfed.algorithms.fedavg import fedadam
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
-from mixfed.core.checkpoint import Checkpoints, write_atomically
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.files import write_atomically
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import adam

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixfed.core.algorithm import Private
-from mixfed.core.checkpoint import Checkpoints, _read
+from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import leaves
 from mixfed.errors import InputError
@@ -82,9 +82,9 @@ def test_any_death_finds_the_clients_as_the_checkpoint_knew_them(
             for back in (1, 2):
                 if back > len(saved):
                     continue
-                files = checkpoints._files()
+                files = checkpoints.files()
                 again = store(folder / "private")
-                again.restore(_read(files[-back])["private"])
+                again.restore(checkpoints.read(files[-back])["private"])
                 assert {c: int(p["local"]["n"]) for c, p in again.items("clients")} == saved[-back]
             kept = store(folder / "private")
             kept.restore(checkpoints.load()["private"])  # type: ignore[index]

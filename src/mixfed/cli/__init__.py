@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from mixfed.errors import InputError
+
 app = typer.Typer(
     help="Learn one model from data you hold and data you cannot see: mixed federated learning.",
     no_args_is_help=True,
@@ -28,7 +30,21 @@ Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, c
 Executor = Annotated[
     Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder to write to; a name under runs/ by default.", metavar="DIR")]
+
+
+def _folder(text: str) -> Path:
+    """A folder; an empty text would be taken for the one that the command is given in."""
+    if not text.strip():
+        from mixfed.cli import common
+
+        with common.reported():
+            raise InputError("--out takes the name of a folder, not an empty text.")
+    return Path(text)
+
+
+Out = Annotated[
+    Path | None, typer.Option(parser=_folder, help="Folder to write to; a name under runs/ by default.", metavar="DIR")
+]
 Tuned = Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Json = Annotated[bool, typer.Option("--json", help="End with the result as one line of JSON.")]

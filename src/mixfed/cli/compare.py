@@ -11,11 +11,11 @@ from rich.progress import Progress
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stdout, words
 from mixfed.cli.probe import predict
 from mixfed.cli.run import report_dropped, say_how_to_go_on
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.build import build
 from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.folder import RunFolder, folder_for, result_json, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.comparison import compare_results
 from mixfed.experiments.report.plot import plot_comparison
@@ -36,7 +36,7 @@ def execute(
     base = given.base()
     recipes = {(n, s): given.on(base, algorithm=n, seed=s) for s in numbers for n in names}
     first = next(iter(recipes.values()))
-    out = out or Path("runs") / f"{first.name}-compare"
+    out = folder_for(out, f"{first.name}-compare")
     folders = {(n, s): RunFolder(out / f"{n}-seed{s}") for n, s in recipes}
     _open(recipes, folders, out, resume)
     results = _train_all(recipes, folders)

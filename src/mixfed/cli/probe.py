@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mixfed.cli.common import Given, progress, stdout
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 from mixfed.data.scenario import Scenario
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import Advice, advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
 from mixfed.experiments.build import build_model, build_setup
 from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import folder_for
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.probe import plot_probe, probe_table, probe_words
 
@@ -22,8 +23,8 @@ from mixfed.experiments.report.probe import plot_probe, probe_table, probe_words
 def execute(given: Given, rounds: int, repeats: int, out: Path | None, *, to_json: bool) -> None:
     """Measures, prints, plots and advises."""
     recipe = given.on(given.base())
+    out = folder_for(out, f"{recipe.name}-probe")
     found, advice = probe(recipe, build_scenario(recipe), rounds, repeats)
-    out = out or Path("runs") / f"{recipe.name}-probe"
     result = as_json(found, advice)
     write_atomically(out / "probe.json", (json.dumps(result, indent=2) + "\n").encode())
     plot_probe(out / "probe.png", recipe.title or recipe.name, found)

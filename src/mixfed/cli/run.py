@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
 from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
+from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.folder import RunFolder, folder_for, result_json, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import run_table
 
@@ -34,7 +35,8 @@ def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, 
     folder, recipe = open_folder(given, out, resume)
     found = folder.finished() if resume else None
     if found is None:
-        found = _train(recipe, folder, resume, track)
+        with folder.locked():
+            found = _train(given, recipe, folder, resume, track)
     stdout.print(run_table(recipe, found))
     stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}", soft_wrap=True)
     if as_json:
@@ -46,17 +48,20 @@ def open_folder(given: Given, out: Path | None, resume: bool) -> tuple[RunFolder
     base = given.base()
     if not resume or out is None:
         recipe = given.on(base)
-        out = out or Path("runs") / f"{recipe.name}-{recipe.algorithm}-seed{recipe.seed}"
+        out = folder_for(out, f"{recipe.name}-{recipe.algorithm}-seed{recipe.seed}")
     folder = RunFolder(out)
     if not resume:
         folder.require_unused()
         return folder, recipe
-    recipe = given.on(folder.stored_table() | {"name": base["name"]})
+    table = folder.stored_table()
+    for parts, value in folder.edited(toml.chosen(base, table["algorithm"])):
+        toml.set_key(table, parts, value)
+    recipe = given.on(table)
     folder.adopt(recipe)
     return folder, recipe
 
 
-def _train(recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
+def _train(given: Given, recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
     experiment = build(recipe)
     trackers = _trackers(track, recipe, folder, resume)
     with Interrupts() as interrupts, progress() as bar:
@@ -68,10 +73,12 @@ def _train(recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -
                 resume=resume,
                 callbacks=[shown_on(bar, task), *trackers],
                 should_stop=interrupts.asked,
-                say=lambda text: bar.console.print(text, style="dim", soft_wrap=True),
+                say=lambda text: bar.console.print(text, style="dim", markup=False, soft_wrap=True),
+                written=toml.chosen(given.base(), recipe.algorithm),
             )
         except RunStopped as error:
-            raise RunStopped(f"{error} The last good checkpoint is in {folder.checkpoints}.") from error
+            where = f" The last good checkpoint is in {folder.checkpoints}." if folder.has_checkpoint() else ""
+            raise RunStopped(f"{error}{where}") from error
         finally:
             for tracker in trackers:
                 tracker.close()

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from mixfed.cli.common import Given, Interrupts, progress, stdout
 from mixfed.cli.compare import numbers_of, train_in
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 from mixfed.errors import RunStopped
 from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.folder import RunFolder, folder_for
 from mixfed.experiments.report.comparison import spread_of
 from mixfed.experiments.report.plot import plot_study
 from mixfed.experiments.report.tables import mean_and_spread
@@ -25,7 +25,7 @@ Found = dict[str, dict[str, list[dict[str, Any] | None]]]
 
 def execute(given: Given, study: Study, seeds: str, out: Path | None, *, to_json: bool) -> None:
     """Runs every point with every algorithm and seed (finished runs in the folder are taken as they are)."""
-    out = out or Path("runs") / f"study-{study.name}"
+    out = folder_for(out, f"study-{study.name}")
     found = _train_all(given, study, numbers_of(seeds), out)
     summary = {
         point: {name: _summary(study, runs) for name, runs in by_name.items()} for point, by_name in found.items()

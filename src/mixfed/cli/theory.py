@@ -8,15 +8,16 @@ from pathlib import Path
 from rich.table import Table
 
 from mixfed.cli.common import stdout
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 from mixfed.errors import InputError
+from mixfed.experiments.folder import folder_for
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.theory import Linear, curves, plot
 
 
 def execute(recipe: Recipe, out: Path | None, as_json: bool) -> None:
     """Measures every setting and writes ``theory.json`` and ``theory.png``."""
-    section, out = recipe.theory, out or Path("runs") / recipe.name
+    section, out = recipe.theory, folder_for(out, recipe.name)
     if section.alphas < 2 or section.seeds < 1:
         raise InputError("A curve takes at least 2 values of alpha and 1 seed.")
     if (out / "theory.json").exists():

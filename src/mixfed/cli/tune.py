@@ -11,11 +11,11 @@ from rich.table import Table
 
 from mixfed.cli.common import Given, Interrupts, progress, stdout, words
 from mixfed.cli.compare import numbers_of, train_in
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import tune as tuning
 from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.folder import RunFolder, folder_for
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.comparison import spread_of
 from mixfed.experiments.report.tables import mean_and_spread
@@ -52,7 +52,7 @@ def execute(
                 recipes[name, i, seed] = given.on(table, algorithm=name, seed=seed, **scored_on)
     first = next(iter(recipes.values()))
     metric = metric or ("accuracy" if "accuracy" in first.evaluate.metrics else first.evaluate.metrics[0])
-    out = out or Path("runs") / f"{first.name}-tune"
+    out = folder_for(out, f"{first.name}-tune")
     scores = _train_all(recipes, out, metric, last)
     tried = {
         name: [Trial(point, [scores[name, i, seed] for seed in numbers]) for i, point in enumerate(settings)]

@@ -134,7 +134,7 @@ def train(
     sizes = {name: len(population) for name, population in populations.items()}
     _check(algorithm, populations, schedule, rounds, evaluation)
     policy = Policy(algorithm, schedule, sizes, seed)
-    saved = checkpoints.load() if checkpoints and resume else None
+    saved = checkpoints.resume(seed=seed, rounds=rounds, every=evaluation.every) if checkpoints and resume else None
     if saved:
         policy.restore(saved["policy"])
         progress = Progress.restored(saved, algorithm)
@@ -154,7 +154,7 @@ def train(
         progress.seconds = time.monotonic() - began
         stop, finished = should_stop(), done == rounds
         if checkpoints and (stop or finished or checkpoints.due(done)):
-            checkpoints.save(progress.tree(policy, backend))
+            checkpoints.save(progress.tree(policy, backend) | {"seed": seed})
         for callback in callbacks:
             totals = progress.ledger.totals()
             callback(Record(done, rounds, metrics, totals, progress.dropped, params, diagnostics))

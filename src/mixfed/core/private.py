@@ -3,11 +3,13 @@
 The private parts of all clients of a source are tables, one for each part: a row of bytes for each client seen, in
 memory or in a file that is memory-mapped. A cohort's rows are read and written in one go. Rows that a checkpoint
 refers to are never overwritten while that checkpoint may still be needed (the newest two), so a run that dies at any
-moment finds its clients exactly as the checkpoint knew them.
+moment finds its clients exactly as the checkpoint knew them. The checkpoint has a checksum of every row on disk.
 """
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.core.algorithm import Private
+from mixfed.core.storage import reserve
 from mixfed.core.tree import Params, map_leaves
 from mixfed.errors import InputError
 
@@ -113,6 +116,7 @@ class _Table:
         self.row_of: Numbers = np.zeros(0, np.int64)
         self.held: list[Numbers] = []
         self.fresh: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.sums: Numbers = np.zeros(0, np.int64)
         self.rows = self._room(0)
 
     @classmethod
@@ -124,13 +128,19 @@ class _Table:
         if "leaves" in saved:
             table.put(clients, saved["leaves"])
             return table
-        if file is None or not file.is_file():
+        if file is None or (table.width and not file.is_file()):
             raise InputError(f"The private parts of the clients are not where the run left them: {file} is missing.")
         table.file = file
-        table.rows = table._room(file.stat().st_size // max(table.width, 1))
-        table.fresh = np.zeros(len(table.rows), np.bool_)
-        table._own(clients, saved["rows"].cpu().numpy())
         table.held = [saved[name].cpu().numpy() for name in ("before", "rows") if name in saved]
+        rows, sums = table.held[-1], saved["sums"].cpu().numpy()
+        there = file.stat().st_size // table.width if table.width else 0
+        table._lengthen(max([there, *(int(some.max()) + 1 for some in table.held if some.size)]))
+        if not np.array_equal(table._sums_of(rows), sums):
+            raise InputError(
+                f"The private parts in {file} are not as the run left them; put that file back, or start a new run."
+            )
+        table._own(clients, rows)
+        table.sums[rows] = sums
         return table
 
     @property
@@ -181,7 +191,9 @@ class _Table:
         if isinstance(self.rows, np.memmap):
             self.rows.flush()
         rows = self.row_of[clients]
-        saved["rows"] = torch.from_numpy(rows)
+        written = rows[self.fresh[rows]]
+        self.sums[written] = self._sums_of(written)
+        saved |= {"rows": torch.from_numpy(rows), "sums": torch.from_numpy(self.sums[rows])}
         if self.held:
             saved["before"] = torch.from_numpy(self.held[-1])
         self.held = [*self.held[-1:], rows]
@@ -211,13 +223,21 @@ class _Table:
             used[rows] = True
         free = np.flatnonzero(~used)
         if len(free) < count:
-            more = self._room(max(2 * len(self.rows), len(self.rows) + count, 64))
-            free = np.concatenate([free, np.arange(len(self.rows), len(more))])
-            if self.file is None:
-                more[: len(self.rows)] = self.rows
-            self.rows = more
-            self.fresh = np.concatenate([self.fresh, np.zeros(len(more) - len(self.fresh), np.bool_)])
+            before = len(self.rows)
+            self._lengthen(before + max(count - len(free), before // 2, 64))
+            free = np.concatenate([free, np.arange(before, len(self.rows))])
         return free[:count]
+
+    def _lengthen(self, length: int) -> None:
+        more = self._room(length)
+        if self.file is None:
+            more[: len(self.rows)] = self.rows
+        self.rows = more
+        self.fresh = np.concatenate([self.fresh, np.zeros(length - len(self.fresh), np.bool_)])
+        self.sums = np.concatenate([self.sums, np.zeros(length - len(self.sums), np.int64)])
+
+    def _sums_of(self, rows: Numbers) -> Numbers:
+        return np.array([zlib.crc32(self.rows[row]) for row in rows], np.int64)
 
     def _own(self, clients: Numbers, rows: Numbers) -> None:
         if clients.size and clients.max() >= len(self.row_of):
@@ -229,9 +249,9 @@ class _Table:
             return np.zeros((rows, self.width), np.uint8)
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.file, "ab") as file:
-                file.truncate(rows * self.width)
-            return np.memmap(self.file, np.uint8, "r+", shape=(rows, self.width))
+            with open(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
+                reserve(file, rows * self.width, self.file.parent)
+                return np.memmap(file, np.uint8, "r+", shape=(rows, self.width))
         except OSError as error:
             raise InputError(f"Cannot keep private parts in {self.file}: {error.strerror}.") from error
 

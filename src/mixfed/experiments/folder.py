@@ -3,27 +3,38 @@
 ::
 
     config.toml         the complete recipe
+    recipe.toml         what the user's recipe said, without the settings of the command line
     metrics.jsonl       one object per evaluated round
     diagnostics.jsonl   one object per round, of algorithms that have diagnostics (with diagnostics.png in the end)
-    checkpoints/        the newest and the one before
+    checkpoints/        the newest and the one before, and what clients keep to themselves on disk
     model.safetensors   the final parameters     ┐
     metrics.png         the metrics over rounds  ├ once the run has finished
     result.json         metrics, ledger, …       ┘ (written last)
+
+While a run writes there, the folder is locked (``.lock``). What a resumed run reads has checksums, and checkpoints know
+the run that they are of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
+import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mixfed.core.checkpoint import Checkpoints, save_params, write_atomically
+import tomli_w
+from filelock import FileLock, Timeout
+
+from mixfed.core.checkpoint import Checkpoints, save_params, warn
+from mixfed.core.files import append, refuse_links, sweep, write_atomically
 from mixfed.core.loop import Callback, Record, Result
 from mixfed.core.tree import flatten
 from mixfed.errors import InputError
@@ -32,9 +43,25 @@ from mixfed.experiments import tune as tuning
 from mixfed.experiments.build import Experiment
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.plot import plot_diagnostics, plot_run
+from mixfed.experiments.schema import Table
 
 MAY_CHANGE = ("data.folder",)
 """Settings that a resumed run may be given anew; the number of rounds may also be raised."""
+
+CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0}
+"""Settings that leave a choice to the run; a resumed run keeps the choice that it made."""
+
+_RESULT: dict[str, Any] = {"metrics": dict, "ledger": dict, "rounds": int, "seconds": int | float, "seed": int}
+_CHECKSUM = re.compile(rb"# checksum ([0-9a-f]{32})[^\n]*\n")
+
+
+def folder_for(out: Path | None, name: str) -> Path:
+    """The folder that the user chose, or else the one of this name under runs/."""
+    if out is not None:
+        return out
+    if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
+        raise InputError(f"{name!r} is no name for a folder under runs/; choose another name, or a folder with --out.")
+    return Path("runs") / name
 
 
 class RunFolder:
@@ -43,6 +70,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.recipe = self.path / "recipe.toml"
         self.metrics = self.path / "metrics.jsonl"
         self.model = self.path / "model.safetensors"
         self.diagnostics = self.path / "diagnostics.jsonl"
@@ -50,6 +78,41 @@ class RunFolder:
         self.diagnostics_plot = self.path / "diagnostics.png"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
+        self._lock = FileLock(self.path / ".lock", timeout=0)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For as long as something is written here: no other process can, and the lock ends with this one."""
+        if self._lock.is_locked:
+            yield
+            return
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self._take_lock()
+            yield
+        finally:
+            if self._lock.is_locked:
+                Path(self._lock.lock_file).unlink(missing_ok=True)
+                self._lock.release()
+            with suppress(OSError):  # for other files may be in it
+                for folder in missing:
+                    folder.rmdir()
+
+    def _take_lock(self) -> None:
+        files = (self.config, self.recipe, self.metrics, self.model, self.diagnostics, self.plot, self.result)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            refuse_links([*files, self.diagnostics_plot, Path(self._lock.lock_file), self.checkpoints])
+            refuse_links(self.checkpoints.rglob("*"))
+            self._lock.acquire()
+            sweep(self.path)
+            sweep(self.checkpoints)
+        except Timeout:
+            raise InputError(
+                f"Another process is writing the run in {self.path}; wait for its end, or choose another folder."
+            ) from None
+        except OSError as error:
+            raise InputError(f"Cannot write {error.filename or self.path}: {error.strerror}.") from error
 
     def stored(self) -> Recipe:
         """The recipe of the run in this folder."""
@@ -59,10 +122,20 @@ class RunFolder:
         """The recipe of the run in this folder, as a table."""
         if not self.config.is_file():
             raise InputError(f"{self.path} is not a run: it has no config.toml; leave out --resume to start one there.")
-        try:
-            return tomllib.loads(self.config.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.config} is damaged, so the run cannot be resumed: {error}.") from error
+        return _unsealed(self.config)
+
+    def edited(self, written: Table) -> list[tuple[list[str], Any]]:
+        """What the user's recipe, as written for this run's algorithm, says now and did not when the run began.
+
+        Without a record of what it said (a run of ``compare``, say) this is all that it says.
+        """
+        before = list(toml.leaves(_unsealed(self.recipe))) if self.recipe.is_file() else []
+        now = list(toml.leaves(written))
+        for parts, value in before:
+            if parts not in [path for path, _ in now] and ".".join(parts) not in MAY_CHANGE:
+                told = f"The run in {self.path} began with a recipe that says {'.'.join(parts)} = {value!r}"
+                raise InputError(f"{told}, and it no longer does; put that back, or start a new run.")
+        return [leaf for leaf in now if leaf not in before]
 
     def require_unused(self) -> None:
         """Refuses to write over another run."""
@@ -76,28 +149,46 @@ class RunFolder:
     def adopt(self, wanted: Recipe) -> None:
         """Takes up the run in this folder with the wanted recipe, if that is the same run (or more rounds of it)."""
         stored = self.stored()
-        old, new = flatten(stored.table()), flatten(wanted.table())
+        old, new = _dotted(stored), _dotted(wanted)
         for key in [*old, *(k for k in new if k not in old)]:
-            dotted = key.replace("/", ".")
-            if old.get(key) == new.get(key) or dotted in MAY_CHANGE:
+            if old.get(key) == new.get(key) or key in MAY_CHANGE:
                 continue
-            if dotted == "rounds" and new[key] > old[key]:
+            if key in CHOOSE_FOR_ME and new.get(key) == CHOOSE_FOR_ME[key]:
                 continue
-            told = f"The run in {self.path} has {dotted} = {old.get(key)!r}"
+            if key == "rounds" and new[key] > old[key]:
+                self._refuse_plans(wanted, old[key])
+                continue
+            told = f"The run in {self.path} has {key} = {old.get(key)!r}"
             raise InputError(f"{told}, and --resume cannot make it {new.get(key)!r}; start a new run for that.")
+        wanted = replace(wanted, simulator=stored.simulator)
         if wanted != stored:
-            self.result.unlink(missing_ok=True)
-            self.write_config(wanted)
+            with self.locked():
+                if wanted.rounds != stored.rounds:
+                    self.result.unlink(missing_ok=True)
+                self.write_config(wanted)
 
-    def write_config(self, recipe: Recipe) -> None:
-        """Writes the complete recipe."""
-        write_atomically(self.config, recipe.toml().encode())
+    def _refuse_plans(self, recipe: Recipe, rounds: int) -> None:
+        """A run that divided its rounds up cannot have been one of more rounds."""
+        chain = (recipe.algorithm, recipe.algorithm_options().get("base"))
+        if "transfer" in chain and not recipe.algorithms.get("transfer", {}).get("central_rounds"):
+            raise InputError(
+                f"The run in {self.path} gave half of its {rounds} rounds to the centre, so it cannot be made longer;"
+                f" start a new run of {recipe.rounds} rounds."
+            )
+
+    def write_config(self, recipe: Recipe, written: Table | None = None) -> None:
+        """Writes the complete recipe, and beside it what the user has ``written``.
+
+        A run may write it again with other settings of the simulator, and stays the same run.
+        """
+        if written is not None:
+            write_atomically(self.recipe, _sealed(tomli_w.dumps(written)))
+        write_atomically(self.config, _sealed(recipe.toml()))
 
     def forget(self) -> None:
         """Removes the traces of a run that was refused before it began, so that the mended command can use the name."""
-        self.config.unlink(missing_ok=True)
-        self.metrics.unlink(missing_ok=True)
-        self.diagnostics.unlink(missing_ok=True)
+        for file in (self.config, self.recipe, self.metrics, self.diagnostics):
+            file.unlink(missing_ok=True)
         with suppress(OSError):  # other files may be in the folder
             self.path.rmdir()
 
@@ -105,11 +196,17 @@ class RunFolder:
         """The result, if the run has finished."""
         if not self.result.is_file():
             return None
-        try:
-            result: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{self.result} is damaged: {error}.") from error
+        result = _parsed(self.result.read_bytes(), str(self.result))
+        for name, kind in _RESULT.items():
+            if not isinstance(result.get(name), kind):
+                raise InputError(
+                    f"{self.result} is no result of a run ({name} is missing); remove it and use --resume."
+                )
         return result
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return bool(Checkpoints(self.checkpoints).files())
 
     def history(self) -> list[dict[str, Any]]:
         """The evaluated rounds so far."""
@@ -128,13 +225,8 @@ class RunFolder:
     def append(self, record: Record) -> None:
         """A callback: one more line for a round that was evaluated or diagnosed."""
         for path, values in ((self.metrics, record.metrics), (self.diagnostics, record.diagnostics)):
-            if not values:
-                continue
-            try:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(_line({"round": record.round, **values}))
-            except OSError as error:
-                raise InputError(f"Cannot write {path}: {error.strerror}.") from error
+            if values:
+                append(path, _line({"round": record.round, **values}).encode())
 
 
 def run_in_folder(
@@ -144,36 +236,67 @@ def run_in_folder(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     should_stop: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Callable[[str], None] | None = None,
+    written: Table | None = None,
 ) -> Result:
-    """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result."""
-    recipe = experiment.recipe
-    checkpoints = Checkpoints(folder.checkpoints, recipe.checkpoint.every)
-    if not resume:
-        folder.write_config(recipe)
-    saved = checkpoints.load() if resume else None
-    folder.write_history(*((saved["history"], saved["diagnostics"]) if saved else ([], [])))
-    try:
-        result = experiment.run(
-            callbacks=[folder.append, *callbacks],
-            checkpoints=checkpoints,
-            resume=resume,
-            should_stop=should_stop,
-            say=say,
+    """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result.
+
+    ``written`` is what the user's recipe says for this algorithm, without settings of the command line: a resumed run
+    then notices where it was edited. A resumed run simulates as it did before.
+    """
+    with folder.locked():
+        if resume:
+            how = folder.stored().simulator
+            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
+        else:
+            folder.require_unused()
+            folder.write_config(experiment.recipe, written)
+        recipe = experiment.recipe
+        checkpoints = Checkpoints(
+            folder.checkpoints, recipe.checkpoint.every, identity=identity(recipe), say=say or warn
         )
-    except InputError:
-        if not folder.checkpoints.exists():
-            folder.forget()
-        raise
-    if result.finished:
-        folder.write_history(result.history, result.diagnostics)
-        save_params(folder.model, result.params)
-        plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
-        if result.diagnostics:
-            plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
-        found = result_json(result, recipe.evaluate.best_of_last)
-        write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
+        folder.write_history(*_done(checkpoints, recipe) if resume else ([], []))
+        try:
+            result = experiment.run(
+                callbacks=[folder.append, *callbacks],
+                checkpoints=checkpoints,
+                resume=resume,
+                should_stop=should_stop,
+                say=say or (lambda sentence: None),
+            )
+        except InputError:
+            if not resume and not folder.checkpoints.exists():
+                folder.forget()
+            raise
+        if result.finished:
+            _write_result(folder, recipe, result)
     return result
+
+
+def identity(recipe: Recipe) -> str:
+    """A fingerprint of what makes a run the run that it is: all but how it is simulated and what may change."""
+    table = {
+        key: value
+        for key, value in _dotted(recipe).items()
+        if key not in ("rounds", *MAY_CHANGE) and not key.startswith("simulator.")
+    }
+    return _fingerprint(json.dumps(table, sort_keys=True).encode())
+
+
+def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The history and the diagnostics of the checkpoint that the run goes on from."""
+    saved = checkpoints.resume(seed=recipe.seed, rounds=recipe.rounds, every=recipe.evaluate.every)
+    return (saved["history"], saved["diagnostics"]) if saved else ([], [])
+
+
+def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
+    folder.write_history(result.history, result.diagnostics)
+    save_params(folder.model, result.params)
+    plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
+    if result.diagnostics:
+        plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
+    found = result_json(result, recipe.evaluate.best_of_last)
+    write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
 
 
 def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
@@ -204,9 +327,52 @@ def clean(value: Any) -> Any:
 
 
 def _entries(file: Path) -> list[dict[str, Any]]:
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines]
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    found = [_parsed(line, f"Line {i + 1} of {file}") for i, line in enumerate(lines)]
+    for i, entry in enumerate(found):
+        if not isinstance(entry.get("round"), int):
+            raise InputError(f"Line {i + 1} of {file} names no round; remove result.json beside it and use --resume.")
+    return found
+
+
+def _parsed(text: bytes, what: str) -> dict[str, Any]:
+    """A JSON object, or a sentence."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} is damaged: {error}.") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{what} is no JSON object, so mixfed did not write it; remove it and use --resume.")
+    return found
 
 
 def _line(entry: Mapping[str, Any]) -> str:
     return json.dumps(clean(entry)) + "\n"
+
+
+def _dotted(recipe: Recipe) -> dict[str, Any]:
+    return {key.replace("/", "."): value for key, value in flatten(recipe.table()).items()}
+
+
+def _fingerprint(contents: bytes) -> str:
+    return hashlib.blake2b(contents, digest_size=16).hexdigest()
+
+
+def _sealed(text: str) -> bytes:
+    """TOML with a checksum in a comment above it."""
+    contents = text.encode()
+    told = "a resumed run refuses this file where it was edited, so edit a copy"
+    return f"# checksum {_fingerprint(contents)}: {told}\n".encode() + contents
+
+
+def _unsealed(file: Path) -> Table:
+    """The table in a file of :func:`_sealed`, which must be as it was written."""
+    contents = file.read_bytes()
+    try:
+        table = tomllib.loads(contents.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{file} is damaged, so the run cannot be resumed: {error}.") from error
+    seal = _CHECKSUM.match(contents)
+    if seal is None or seal[1].decode() != _fingerprint(contents[seal.end() :]):
+        raise InputError(f"{file} is not as the run wrote it; undo the edit, or start a new run with a copy of it.")
+    return table

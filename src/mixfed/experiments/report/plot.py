@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mixfed.core.checkpoint import write_atomically
+from mixfed.core.files import write_atomically
 
 History = Sequence[Mapping[str, Any]]
 GREY = "#555555"
