@@ -8,19 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
+from mixfed.cli.common import Interrupts, progress, shown_on
+from mixfed.cli.console import stderr, stdout
 from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import run_table
+from mixfed.experiments.request import Request
 
 if TYPE_CHECKING:
     from mixfed.experiments.trackers import Tracker
 
 
-def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
+def execute(given: Request, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
     """Runs a recipe, or goes on with a run."""
     if given.on(given.base()).theory.rho:
         from mixfed.cli import theory
@@ -41,7 +43,7 @@ def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, 
         print(json.dumps(found))
 
 
-def open_folder(given: Given, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
+def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
     """The run's folder and recipe; a resumed run takes its recipe from the folder and refuses another one."""
     base = given.base()
     if not resume or out is None:
