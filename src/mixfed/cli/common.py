@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mixfed.cli.console import sentence, stderr
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiments.texts import shortened
+from mixfed.experiments.schema import shortened
 
 if TYPE_CHECKING:
     from mixfed.core.loop import Record

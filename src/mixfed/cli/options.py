@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mixfed.errors import InputError
 from mixfed.experiments.request import Request
 
 RECIPE = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see 'mixfed list') or a .toml.")]
@@ -23,9 +24,12 @@ SETTINGS = Annotated[
 
 
 def folder(name: str) -> Path:
-    """A folder by its name, which cannot be empty."""
+    """A folder by its name; an empty one would be taken for the folder that the command is given in."""
     if not name.strip():
-        raise typer.BadParameter("a folder has a name")
+        from mixfed.cli.common import reported
+
+        with reported():
+            raise InputError("--out and --data take the name of a folder, not an empty text.")
     return Path(name)
 
 

@@ -20,8 +20,7 @@ from mixfed.core.optim import OPTIMIZERS, Optimizer
 from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
 from mixfed.data.sources import SOURCES
 from mixfed.experiments import schema as _schema
-from mixfed.experiments.schema import options_of
-from mixfed.experiments.texts import Table
+from mixfed.experiments.schema import Table, options_of
 from mixfed.models import MODELS
 
 

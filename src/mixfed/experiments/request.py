@@ -11,7 +11,8 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.experiments.texts import Table, recipe_table
+from mixfed.experiments.schema import Table
+from mixfed.experiments.texts import recipe_table
 
 if TYPE_CHECKING:
     from mixfed.experiments.recipe import Recipe

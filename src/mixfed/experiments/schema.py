@@ -7,6 +7,7 @@ section takes, of which type, with which default. So no function needs a second 
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import types
@@ -15,9 +16,9 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixfed.errors import InputError
-from mixfed.experiments.texts import Table, nearest, shortened
 
 T = TypeVar("T")
+Table = dict[str, Any]
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -182,6 +183,16 @@ def suggestion(word: str, choices: Sequence[str]) -> str:
     if len(choices) <= 4:
         return f"choose from {', '.join(choices)}."
     return f"did you mean '{nearest(word, choices)}' (all: {', '.join(choices)})?"
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """The most similar of the choices."""
+    return difflib.get_close_matches(word[:200], choices, n=1, cutoff=0.0)[0]
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The text, or its beginning and end where it is long."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
 def _fields(cls: Any) -> tuple[list[Field[Any]], Field[Any] | None]:

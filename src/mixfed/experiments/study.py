@@ -20,9 +20,9 @@ from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.plot import plot_study
 from mixfed.experiments.request import Request
 from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
-from mixfed.experiments.schema import check
+from mixfed.experiments.schema import check, nearest
 from mixfed.experiments.scores import require_metric, spread_of
-from mixfed.experiments.texts import nearest, study_table
+from mixfed.experiments.texts import study_table
 
 Key = tuple[int, str, int]
 """A run: the number of its point, the algorithm, the seed."""

@@ -5,16 +5,15 @@ Nothing here needs PyTorch, so a name that does not exist and a file that is no 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mixfed.errors import InputError
+from mixfed.experiments.schema import Table, nearest, shortened
 
-Table = dict[str, Any]
 DEEPEST = 32
 """How deep tables and lists may be nested; a recipe needs five levels."""
 
@@ -84,16 +83,6 @@ def value_of(text: str) -> Any:
     if _is_deep(table):
         raise InputError(f"The value '{shortened(text)}' is nested too deeply to be read.")
     return table["value"] if set(table) == {"value"} else text
-
-
-def shortened(text: str, most: int = 60) -> str:
-    """The text, or its beginning and end where it is long."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
-
-
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """The most similar of the choices."""
-    return difflib.get_close_matches(word[:200], choices, n=1, cutoff=0.0)[0]
 
 
 def _is_deep(value: Any) -> bool:

@@ -14,15 +14,14 @@ from mixfed.errors import InputError
 from mixfed.evaluate.metrics import METRICS
 from mixfed.experiments import schema as _schema
 from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
-from mixfed.experiments.texts import DEEPEST, Table, parse, read_text, recipe_table, shortened, value_of
+from mixfed.experiments.schema import Table, shortened
+from mixfed.experiments.texts import DEEPEST, parse, read_text, recipe_table, value_of
 
 
 def resolve(table: Table) -> Recipe:
     """The complete recipe of a table: every key checked, every default filled in."""
     recipe = _schema.read(Recipe, chosen(table, table.get("algorithm", Recipe.algorithm)))
     algorithm_named(recipe.algorithm)
-    if recipe.name in (".", "..") or set(recipe.name) & set("/\\"):
-        raise InputError(f"'name' is the name of a folder under runs/, and cannot be {_schema.shown(recipe.name)}.")
     given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
     complete = {
         name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")

@@ -29,9 +29,9 @@ from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json, write_text
 from mixfed.experiments.request import Request
 from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
-from mixfed.experiments.schema import shown
+from mixfed.experiments.schema import Table, shown
 from mixfed.experiments.scores import require_metric, score, small_is_good, spread_of
-from mixfed.experiments.texts import Table, value_of
+from mixfed.experiments.texts import value_of
 
 Point = dict[str, Any]
 """One value for each key of a grid."""
