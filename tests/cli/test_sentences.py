@@ -141,9 +141,11 @@ def test_a_picture_of_an_unknown_kind(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("encoding", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C", "LANG": "C"}])
 def test_a_terminal_of_few_letters_shows_the_result(encoding: dict[str, str], tmp_path: Path) -> None:
-    options = ["--rounds", "1", *TINY, "--executor", "loop", "--set", "name=Größe±", "--out", str(tmp_path / "ü")]
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('base = "digits"\nname = "Größe±"\n', encoding="utf-8")
+    options = ["--rounds", "1", *TINY, "--executor", "loop", "--out", tmp_path / "ü"]
     done = subprocess.run(
-        [*COMMAND, "run", "digits", *options, "--json"],
+        [*COMMAND, "run", recipe, *options, "--json"],
         env=environment() | {"PYTHONCOERCECLOCALE": "0"} | encoding,
         capture_output=True,
         timeout=WAIT,

@@ -39,9 +39,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if not self.decay > 0:
-            raise InputError(
-                f"The decay multiplies the learning rate once a round, so it is above 0, not {self.decay}."
-            )
+            raise InputError(f"The decay of a learning rate is a factor above 0, not {self.decay}.")
 
     def rate(self, round: int) -> float:
         """η·decayᵗ."""
