@@ -26,6 +26,6 @@ def explained(what: str, way_out: str = "") -> Iterator[None]:
         raise
     except KeyError as error:  # a field, mostly
         raise InputError(f"{what}: there is no {error}{way_out}.") from error
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise InputError(f"{what}: {line}{way_out}.") from error

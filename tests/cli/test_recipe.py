@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from mixfed.algorithms.registry import ALGORITHMS
-from mixfed.cli.common import Given
 from mixfed.errors import InputError
 from mixfed.experiments import study as studies
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
 from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.recipes import packaged
+from mixfed.experiments.request import Request
+from mixfed.experiments.texts import packaged
 
 
-@pytest.mark.parametrize("name", packaged())
+@pytest.mark.parametrize("name", packaged("recipes"))
 def test_packaged_recipes_are_complete_and_come_back_from_toml(name: str) -> None:
     recipe = toml.resolve(toml.load(name))
     assert recipe.title
@@ -134,9 +134,9 @@ def test_a_recipe_can_change_another_one(tmp_path: Path) -> None:
 
 
 def test_every_packaged_study_has_settings_that_its_recipe_takes() -> None:
-    for name in studies.packaged():
+    for name in packaged("studies"):
         study = studies.load(name)
         table = toml.load(study.recipe)
         for settings in study.points.values():
-            given = Given(study.recipe, [*study.settings, *settings])
+            given = Request(study.recipe, [*study.settings, *settings])
             assert given.on(table, algorithm=study.algorithms[-1]).rounds

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed.cli.common import Given
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments import tune as tuning
 from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.request import Request
+from mixfed.experiments.scores import best_of_last, score
 from mixfed.experiments.tune import Trial
 
 from .tools import TINY, here, refused
@@ -162,10 +163,10 @@ def test_the_best_is_the_largest_accuracy_or_the_smallest_loss() -> None:
     assert tuning.best(trials, "loss") is trials[0]
     assert tuning.best(trials[1:2], "loss") is None
     history = [{"round": r, "loss": x} for r, x in enumerate([0.1, 0.5, None, 0.4])]
-    assert tuning.best_of_last(history, "loss", 3) == 0.4
-    assert tuning.best_of_last(history, "loss", 9) == 0.1
-    assert tuning.best_of_last(history[2:3], "loss", 2) is None
-    assert tuning.best_of_last([{"round": 1, "loss": 0.4}, {"round": 2, "loss": math.nan}], "loss", 2) == 0.4
+    assert best_of_last(history, "loss", 3) == 0.4
+    assert best_of_last(history, "loss", 9) == 0.1
+    assert best_of_last(history[2:3], "loss", 2) is None
+    assert best_of_last([{"round": 1, "loss": 0.4}, {"round": 2, "loss": math.nan}], "loss", 2) == 0.4
     assert tuning.at_edge({"a": [1, 2, 3], "b": [1, 2]}, {"a": 3, "b": 2}) == ["a"]
     assert tuning.at_edge({"a": [1, 2, 3]}, {"a": 2}) == []
 
@@ -173,15 +174,15 @@ def test_the_best_is_the_largest_accuracy_or_the_smallest_loss() -> None:
 @pytest.mark.parametrize("end", [None, math.nan, math.inf])
 def test_a_run_that_ends_without_a_loss_has_no_score(end: float | None) -> None:
     good = {"round": 1, "loss": 0.4, "recall@10": 0.3}
-    assert tuning.score([good, good | {"recall@10": 0.2}], "recall@10", 2) == 0.3
-    assert tuning.score([good, {"round": 2, "loss": end, "recall@10": 1.0}], "recall@10", 2) is None
-    assert tuning.score([good, {"round": 2, "loss": 0.1, "recall@10": end}], "recall@10", 2) is None
+    assert score([good, good | {"recall@10": 0.2}], "recall@10", 2) == 0.3
+    assert score([good, {"round": 2, "loss": end, "recall@10": 1.0}], "recall@10", 2) is None
+    assert score([good, {"round": 2, "loss": 0.1, "recall@10": end}], "recall@10", 2) is None
 
 
 def test_tuned_settings_lie_over_the_recipes_own(recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "tuned.toml"
     file.write_text("[for.fed_ft.central]\nlearning_rate = 0.3\n")
-    given = Given(str(recipe), [], tuned=file)
+    given = Request(str(recipe), [], tuned=file)
     assert given.on(given.base(), algorithm="fed_ft").central.learning_rate == 0.3
-    assert Given(str(recipe), []).on(given.base(), algorithm="fed_ft").central.learning_rate == 0.05
+    assert Request(str(recipe), []).on(given.base(), algorithm="fed_ft").central.learning_rate == 0.05
     assert given.on(given.base(), algorithm="hfcl").central.learning_rate == 0.1

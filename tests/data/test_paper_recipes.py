@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed.cli.common import Given
 from mixfed.core.schedule import sample_cohort
 from mixfed.errors import InputError
 from mixfed.experiments import tune as tuning
 from mixfed.experiments.build import build_model, build_schedule
 from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.request import Request
 from mixfed.experiments.toml import chosen as chosen_for
 from mixfed.experiments.toml import load, override, resolve
 from mixfed.models import MODELS
@@ -121,9 +121,9 @@ def test_settings_for_one_algorithm() -> None:
 
 
 def test_the_command_line_has_the_last_word() -> None:
-    assert Given("digits", []).on(RATES, algorithm="gradient_2way").client.learning_rate == 1.0
-    assert Given("digits", ["algorithm=gradient_2way"]).on(RATES).client.learning_rate == 1.0
-    given = Given("digits", ["client.learning_rate=0.5"])
+    assert Request("digits", []).on(RATES, algorithm="gradient_2way").client.learning_rate == 1.0
+    assert Request("digits", ["algorithm=gradient_2way"]).on(RATES).client.learning_rate == 1.0
+    given = Request("digits", ["client.learning_rate=0.5"])
     assert given.on(RATES, algorithm="gradient_2way").client.learning_rate == 0.5
     assert given.on(RATES).client.learning_rate == 0.5
 

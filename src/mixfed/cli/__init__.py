@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from mixfed.errors import InputError
+from mixfed.cli.options import asks_for, folder
+from mixfed.experiments.request import Request
 
 app = typer.Typer(
     help="Learn one model from data you hold and data you cannot see: mixed federated learning.",
@@ -17,35 +19,11 @@ app = typer.Typer(
     add_completion=False,
 )
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see 'mixfed list') or a .toml.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe; may be repeated.")
-]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of every random draw.")]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="Folder with the data files (or set MIXFED_DATA).", metavar="DIR")
-]
-Device = Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps …")]
-Executor = Annotated[
-    Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
-]
-
-
-def _folder(text: str) -> Path:
-    """A folder; an empty text would be taken for the one that the command is given in."""
-    if not text.strip():
-        from mixfed.cli import common
-
-        with common.reported():
-            raise InputError("--out takes the name of a folder, not an empty text.")
-    return Path(text)
-
-
+Algorithms = Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")]
+Seeds = Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")]
 Out = Annotated[
-    Path | None, typer.Option(parser=_folder, help="Folder to write to; a name under runs/ by default.", metavar="DIR")
+    Path | None, typer.Option(help="Folder to write to; a name under runs/ by default.", metavar="DIR", parser=folder)
 ]
-Tuned = Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Json = Annotated[bool, typer.Option("--json", help="End with the result as one line of JSON.")]
 
@@ -59,16 +37,9 @@ def list_command() -> None:
 
 
 @app.command("run")
+@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "tuned")
 def run_command(
-    recipe: RecipeName,
-    algorithm: Annotated[str | None, typer.Option(help="An algorithm (see 'mixfed list').")] = None,
-    settings: Settings = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    data: DataFolder = None,
-    device: Device = None,
-    executor: Executor = None,
-    tuned: Tuned = None,
+    request: Request,
     out: Out = None,
     resume: Resume = False,
     track: Annotated[
@@ -80,93 +51,72 @@ def run_command(
     json: Json = False,
 ) -> None:
     """Train one recipe with one algorithm, and write a run folder."""
-    from mixfed.cli import common, run, split
+    from mixfed.cli import run, split
 
-    with common.reported():
-        given = common.Given(
-            recipe, settings or [], algorithm=algorithm, rounds=rounds, seed=seed, data=data, device=device,
-            executor=executor, tuned=tuned,
-        )  # fmt: skip
-        if split_search:
-            split.in_place_of_run(given, to_json=json, algorithm=algorithm, out=out, resume=resume, track=track)
-        else:
-            run.execute(given, out, resume=resume, track=track, as_json=json)
+    if split_search:
+        split.in_place_of_run(request, to_json=json, out=out, resume=resume, track=track)
+    else:
+        run.execute(request, out, resume=resume, track=track, as_json=json)
 
 
 @app.command("compare")
+@asks_for("rounds", "data", "device", "executor", "tuned")
 def compare_command(
-    recipe: RecipeName,
-    algorithms: Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")],
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
-    settings: Settings = None,
-    rounds: Rounds = None,
-    data: DataFolder = None,
-    device: Device = None,
-    executor: Executor = None,
-    tuned: Tuned = None,
+    request: Request,
+    algorithms: Algorithms,
+    seeds: Seeds = "0",
     out: Out = None,
     resume: Resume = False,
     probe: Annotated[bool, typer.Option(help="Predict how mixed methods compare, beside what happened.")] = True,
     json: Json = False,
 ) -> None:
     """Train one recipe with several algorithms and seeds; a table with mean ± spread, a plot, comparison.json."""
-    from mixfed.cli import common, compare
+    from mixfed.cli import compare
 
-    with common.reported():
-        given = common.Given(
-            recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor, tuned=tuned
-        )
-        compare.execute(given, algorithms, seeds, out, resume=resume, as_json=json, probe=probe)
+    compare.execute(request, algorithms, seeds, out, resume=resume, probe=probe, to_json=json)
 
 
 @app.command("probe")
+@asks_for("seed", "data", "device")
 def probe_command(
-    recipe: RecipeName,
+    request: Request,
     rounds: Annotated[int, typer.Option(help="Rounds with one local step to look at.")] = 100,
     repeats: Annotated[int, typer.Option(help="How often to do it over, each time with another seed.")] = 5,
-    settings: Settings = None,
-    seed: Seed = None,
-    data: DataFolder = None,
-    device: Device = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Is Parallel Training enough? Measures how unlike clients and centre are, and advises."""
-    from mixfed.cli import common, probe
+    from mixfed.cli import probe
 
-    with common.reported():
-        given = common.Given(recipe, settings or [], seed=seed, data=data, device=device)
-        probe.execute(given, rounds, repeats, out, to_json=json)
+    probe.execute(request, rounds, repeats, out, to_json=json)
 
 
 @app.command("study")
+@asks_for("rounds", "data", "device", "executor", recipe=False)
 def study_command(
+    ask: Callable[[str], Request],
     study: Annotated[str, typer.Argument(metavar="STUDY", help="A packaged study (see 'mixfed list') or a .toml.")],
     recipe: Annotated[str | None, typer.Option(help="Another recipe than the study's own.", metavar="RECIPE")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
-    settings: Settings = None,
-    rounds: Rounds = None,
-    data: DataFolder = None,
-    device: Device = None,
-    executor: Executor = None,
+    seeds: Seeds = "0",
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Run a recipe at several settings; finished runs in the folder are taken as they are."""
-    from mixfed.cli import common
+    from mixfed.experiments.texts import study_table
+
+    study_table(study)  # refused at once, if there is no such study
     from mixfed.cli import study as command
     from mixfed.experiments import study as studies
 
-    with common.reported():
-        chosen = studies.load(study).on(recipe) if recipe else studies.load(study)
-        given = common.Given(chosen.recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
-        command.execute(given, chosen, seeds, out, to_json=json)
+    chosen = studies.load(study).on(recipe) if recipe else studies.load(study)
+    command.execute(ask(chosen.recipe), chosen, seeds, out, to_json=json)
 
 
 @app.command("tune")
+@asks_for("rounds", "data", "device", "executor")
 def tune_command(
-    recipe: RecipeName,
-    algorithms: Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")],
+    request: Request,
+    algorithms: Algorithms,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,59 +130,37 @@ def tune_command(
     on: Annotated[str, typer.Option(help="What to score on.", metavar="validation|centre")] = "validation",
     metric: Annotated[str | None, typer.Option(help="What to score by; accuracy by default.")] = None,
     last: Annotated[int, typer.Option(help="The score is the best of so many last evaluations.")] = 5,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.", metavar="0,1,2")] = "0",
-    settings: Settings = None,
-    rounds: Rounds = None,
-    data: DataFolder = None,
-    device: Device = None,
-    executor: Executor = None,
+    seeds: Seeds = "0",
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Choose settings of several algorithms with the same number of trials, never on test data; writes tuned.toml."""
-    from mixfed.cli import common, tune
+    from mixfed.cli import tune
 
-    with common.reported():
-        given = common.Given(recipe, settings or [], rounds=rounds, data=data, device=device, executor=executor)
-        tune.execute(
-            given, algorithms, grid or [], seeds, out, trials=trials, on=on, metric=metric, last=last, to_json=json
-        )
+    tune.execute(
+        request, algorithms, grid or [], seeds, out, trials=trials, on=on, metric=metric, last=last, to_json=json
+    )
 
 
 @app.command("split")
-def split_command(
-    recipe: RecipeName,
-    settings: Settings = None,
-    rounds: Rounds = None,
-    seed: Seed = None,
-    data: DataFolder = None,
-    device: Device = None,
-    executor: Executor = None,
-    json: Json = False,
-) -> None:
+@asks_for("rounds", "seed", "data", "device", "executor")
+def split_command(request: Request, json: Json = False) -> None:
     """Which layers should be global? Tries all suffixes and prefixes of a model, on validation data."""
-    from mixfed.cli import common, split
+    from mixfed.cli import split
 
-    with common.reported():
-        given = common.Given(
-            recipe, settings or [], rounds=rounds, seed=seed, data=data, device=device, executor=executor
-        )
-        split.execute(given, to_json=json)
+    split.execute(request, to_json=json)
 
 
 @app.command("data")
+@asks_for("seed", "data")
 def data_command(
-    recipe: RecipeName,
+    request: Request,
     plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.", metavar="FILE")] = None,
-    settings: Settings = None,
-    seed: Seed = None,
-    data: DataFolder = None,
 ) -> None:
     """Who holds what in a recipe: clients, centre and test, in a table and a picture."""
-    from mixfed.cli import common, holdings
+    from mixfed.cli import holdings
 
-    with common.reported():
-        holdings.show(common.Given(recipe, settings or [], seed=seed, data=data), plot)
+    holdings.show(request, plot)
 
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
@@ -246,6 +174,9 @@ def main() -> None:
     the other cores away from the clients, and from everyone else. They do spin for some microseconds, which is how
     soon the next operator comes; to be woken for each takes longer than most operators.
     """
+    from mixfed.cli.console import show_what_can_be_shown
+
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    show_what_can_be_shown()
     app()

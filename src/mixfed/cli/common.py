@@ -1,37 +1,22 @@
-"""What the commands share: settings from options, errors as sentences, signals, the progress bar."""
+"""What the commands share: errors as sentences, signals, the progress bar. PyTorch is not needed for it."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mixfed.core.loop import Record
+from mixfed.cli.console import sentence, stderr
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiments import toml
-from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.schema import Table
+from mixfed.experiments.schema import shortened
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
-
-
-def sentence(text: object) -> None:
-    """One sentence for the user, on standard error, in one piece however narrow the terminal."""
-    words = " ".join(str(text).split())
-    if words.partition(" ")[0].isalpha():  # not a path or the name of a setting
-        words = words[0].upper() + words[1:]
-    stderr.print(
-        words if words.endswith((".", "?", "!")) else words + ".", style="bold red", markup=False, soft_wrap=True
-    )
+if TYPE_CHECKING:
+    from mixfed.core.loop import Record
 
 
 @contextmanager
@@ -40,66 +25,35 @@ def reported() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        sentence(error)
-        raise typer.Exit(2) from None
+        _give_up(error, 2)
     except RunStopped as error:
-        sentence(error)
-        raise typer.Exit(1) from None
+        _give_up(error, 1)
     except OSError as error:
-        sentence(f"Cannot use {error.filename or 'a file'}: {error.strerror or error}")
-        raise typer.Exit(2) from None
+        _give_up(f"Cannot use {error.filename or 'a file'}: {error.strerror or error}", 2)
     except KeyboardInterrupt:
-        sentence("Interrupted")
-        raise typer.Exit(130) from None
+        _give_up("Interrupted", 130)
+    except RecursionError:
+        _give_up("The input is nested too deeply to be read; a recipe has sections within sections, but few of them", 2)
+    except OverflowError as error:
+        _give_up(f"A number is too large to compute with ({error}); look for a setting with many digits", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_for_want_of_memory(error):
+            raise
+        _give_up(f"There is not enough memory ({_first_line(error)}); make the model, the batches or the steps less", 2)
 
 
-class Given:
-    """A recipe and the settings given with it on the command line."""
-
-    def __init__(
-        self,
-        recipe: str,
-        settings: list[str],
-        *,
-        data: Path | None = None,
-        tuned: Path | None = None,
-        **options: Any,
-    ) -> None:
-        self.recipe = recipe
-        self.settings = settings
-        self.tuned = tuned
-        self.options = {_KEYS.get(key, key): value for key, value in options.items() if value is not None}
-        if data is not None:
-            self.options["data.folder"] = str(data.resolve())
-
-    def base(self) -> Table:
-        """The recipe as it was written."""
-        return toml.load(self.recipe)
-
-    def with_settings(self, settings: list[str]) -> Given:
-        """The same with more settings, which those of the command line may overrule."""
-        more = copy(self)
-        more.settings = settings + self.settings
-        return more
-
-    def on(self, table: Table, **more: Any) -> Recipe:
-        """The complete recipe: a table with the settings, then the options, then ``more`` applied.
-
-        They come after what the table, and a file of tuned settings over it, says for the algorithm that they choose.
-        """
-        if self.tuned is not None:
-            table = toml.with_tuned(table, self.tuned)
-        algorithm = self._set(table, more).get("algorithm", Recipe.algorithm)
-        return toml.resolve(self._set(toml.chosen(table, algorithm), more))
-
-    def _set(self, table: Table, more: Table) -> Table:
-        table = toml.override(table, self.settings)
-        for key, value in (self.options | more).items():
-            toml.set_key(table, key.split("."), value)
-        return table
+def _give_up(text: object, code: int) -> None:
+    sentence(text)
+    raise typer.Exit(code) from None
 
 
-_KEYS = {"executor": "simulator.executor"}
+def _is_for_want_of_memory(error: Exception) -> bool:
+    """Whether NumPy, Python or PyTorch (which has no error of its own for it on the CPU) could not get memory."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in ("allocate memory", "out of memory"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["it was asked for more than there is"])[0].rstrip(".")
 
 
 def words(text: str, option: str) -> list[str]:
@@ -108,6 +62,21 @@ def words(text: str, option: str) -> list[str]:
     if not found or len(set(found)) < len(found):
         raise InputError(f"{option} takes one or more different names with commas between, not '{text}'.")
     return found
+
+
+def numbers_of(seeds: str) -> list[int]:
+    """Different seeds from text with commas between."""
+    found = [_seed(word) for word in words(seeds, "--seeds")]
+    if len(set(found)) < len(found):
+        raise InputError(f"--seeds takes different numbers with commas between, and '{seeds}' has one of them twice.")
+    return found
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"A seed is a whole number, not '{shortened(text)}'.") from None
 
 
 class Interrupts:
@@ -146,24 +115,40 @@ class Interrupts:
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A live bar on standard error; it leaves no trace where an error is to be read."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (_text("{task.description}"), BarColumn(), MofNCompleteColumn(), _text("{task.fields[told]}"))
     with Progress(*columns, TimeRemainingColumn(), console=stderr) as bar:
         try:
             yield bar
-        except (InputError, RunStopped, OSError):
+        except Exception:
             bar.live.transient = True
             raise
 
 
+def _text(pattern: str) -> TextColumn:
+    return TextColumn(pattern, markup=False)
+
+
+Moved = Callable[[int, Mapping[str, float]], None]
+
+
+def begun_on(bar: Progress, title: str, rounds: int) -> Moved:
+    """A new line of the bar; what is returned moves it and shows the latest metrics beside it."""
+    return _moving(bar, bar.add_task(title, total=rounds, told=""))
+
+
 def shown_on(bar: Progress, task: Any) -> Callable[[Record], None]:
-    """A callback that moves the bar and shows the latest metrics beside it."""
+    """A callback of a run that moves the bar and shows the latest metrics beside it."""
+    move = _moving(bar, task)
+    return lambda record: move(record.round, record.metrics)
 
-    def show(record: Record) -> None:
-        bar.update(task, completed=record.round)
-        if record.metrics:
-            bar.update(task, told=told_metrics(record.metrics))
 
-    return show
+def _moving(bar: Progress, task: Any) -> Moved:
+    def move(done: int, metrics: Mapping[str, float]) -> None:
+        bar.update(task, completed=done)
+        if metrics:
+            bar.update(task, told=told_metrics(metrics))
+
+    return move
 
 
 def told_metrics(metrics: Mapping[str, float], most: int = 2) -> str:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import tomllib
 
-from rich.console import Console
 from rich.table import Table
 
 from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.cli.console import stdout
 from mixfed.data.sources import SOURCES
-from mixfed.experiments import recipes
-from mixfed.experiments import study as studies
-
-stdout = Console(highlight=False)
+from mixfed.experiments.texts import packaged
 
 
 def show() -> None:
     """Four tables: algorithms, recipes, studies, data sources."""
     _table("Algorithms", {name: entry.line for name, entry in ALGORITHMS.items()})
-    for heading, kind in (("Recipes", recipes), ("Studies", studies)):
-        _table(heading, {name: tomllib.loads(text).get("title", "") for name, text in kind.packaged().items()})
+    for heading, kind in (("Recipes", "recipes"), ("Studies", "studies")):
+        _table(heading, {name: tomllib.loads(text).get("title", "") for name, text in packaged(kind).items()})
     _table("Data sources", {name: source.description for name, source in SOURCES.items()})
 
 

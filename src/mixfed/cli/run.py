@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Given, Interrupts, progress, shown_on, stderr, stdout
+from mixfed.cli.common import Interrupts, progress, shown_on
+from mixfed.cli.console import stderr, stdout
 from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
@@ -16,12 +17,13 @@ from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder, folder_for, result_json, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import run_table
+from mixfed.experiments.request import Request
 
 if TYPE_CHECKING:
     from mixfed.experiments.trackers import Tracker
 
 
-def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
+def execute(given: Request, out: Path | None, *, resume: bool, track: str | None, as_json: bool) -> None:
     """Runs a recipe, or goes on with a run."""
     if given.on(given.base()).theory.rho:
         from mixfed.cli import theory
@@ -43,7 +45,7 @@ def execute(given: Given, out: Path | None, *, resume: bool, track: str | None, 
         print(json.dumps(found))
 
 
-def open_folder(given: Given, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
+def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
     """The run's folder and recipe; a resumed run takes its recipe from the folder and refuses another one."""
     base = given.base()
     if not resume or out is None:
@@ -61,7 +63,7 @@ def open_folder(given: Given, out: Path | None, resume: bool) -> tuple[RunFolder
     return folder, recipe
 
 
-def _train(given: Given, recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
+def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
     experiment = build(recipe)
     trackers = _trackers(track, recipe, folder, resume)
     with Interrupts() as interrupts, progress() as bar:

@@ -8,19 +8,20 @@ from typing import Any
 
 from rich.table import Table
 
-from mixfed.cli.common import Given, stderr, stdout
+from mixfed.cli.console import stderr, stdout
 from mixfed.errors import InputError
-from mixfed.experiments.split import search
+from mixfed.experiments.request import Request
+from mixfed.experiments.split import best_of_both, search
 
 
-def execute(given: Given, *, to_json: bool) -> None:
+def execute(request: Request, *, to_json: bool) -> None:
     """Tries every split and shows accuracy on validation data against parameters sent."""
-    recipe = given.on(given.base())
+    recipe = request.on(request.base())
     found = list(search(recipe, say=lambda text: stderr.print(f"Trying {text} …", style="dim")))
     table = Table(title=f"{recipe.name} · which layers are global · validation data · seed {recipe.seed}")
     for heading in ("global layers", "parameters", "parameters sent", "accuracy local", "accuracy new", ""):
         table.add_column(heading, justify="right")
-    best = max(found, key=lambda split: split.local + split.new)
+    best = best_of_both(found)
     for split in found:
         mark = "best of both" if split is best else ""
         name = f"{split.side} {split.layers}" if split.layers else "none"
@@ -30,11 +31,12 @@ def execute(given: Given, *, to_json: bool) -> None:
         print(json.dumps([asdict(split) for split in found]))
 
 
-def in_place_of_run(given: Given, *, to_json: bool, algorithm: str | None, **options: Any) -> None:
+def in_place_of_run(request: Request, *, to_json: bool, **options: Any) -> None:
     """The same search; options of a run that it cannot heed are refused."""
-    if algorithm not in (None, "lg_fedavg"):
+    algorithm = request.options.get("algorithm", "lg_fedavg")
+    if algorithm != "lg_fedavg":
         raise InputError(f"--split-search splits the model of lg_fedavg and does not go with --algorithm {algorithm}.")
     for name, value in options.items():
         if value:
             raise InputError(f"--split-search tries many runs and keeps none, so it does not go with --{name}.")
-    execute(given, to_json=to_json)
+    execute(request, to_json=to_json)

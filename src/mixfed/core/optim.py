@@ -9,7 +9,7 @@ that it also runs under ``torch.vmap``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,10 @@ class Optimizer:
     init: Callable[[Params], Memory]
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
     decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.decay > 0:
+            raise InputError(f"The decay of a learning rate is a factor above 0, not {self.decay}.")
 
     def rate(self, round: int) -> float:
         """η·decayᵗ."""
@@ -76,6 +80,8 @@ def sgd(
         ahead = tree.add(gradient, moving, momentum) if nesterov else moving
         return ahead, {"momentum": moving}
 
+    _require_share("The momentum", momentum)
+    _require_not_negative(weight_decay=weight_decay)
     rule = (
         "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
     )
@@ -130,6 +136,8 @@ def adagrad(
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
 
+    _require_not_negative(weight_decay=weight_decay, epsilon=epsilon, initial=initial)
+
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
 
@@ -159,6 +167,12 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise InputError(f"The betas of {rule} are two numbers, not {betas!r}.")
+    for beta in betas:
+        _require_share("A beta", beta)
+    _require_not_negative(weight_decay=weight_decay, epsilon=epsilon)
+
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
         count = torch.zeros((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))
@@ -185,6 +199,17 @@ def _warmth(beta: float, count: Tensor) -> Tensor:
 
 def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
     return tree.add(gradient, params, weight_decay) if weight_decay else gradient
+
+
+def _require_share(what: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"{what} is a share from 0 to below 1, not {value}.")
+
+
+def _require_not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0:
+            raise InputError(f"The {name} of an optimizer is at least 0, not {value}.")
 
 
 def _positive(rate: float) -> float:

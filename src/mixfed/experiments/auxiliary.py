@@ -15,7 +15,7 @@ from mixfed.core.train import LocalTrainer
 from mixfed.data.batch import Criterion
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import FederatedData
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.evaluate.fairness import adversary_test, postfit_test
 from mixfed.evaluate.personal import Evaluate
 from mixfed.experiments.recipe import Recipe
@@ -44,15 +44,16 @@ def beside_head(
         classes = example["protected"].shape[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(recipe.seed, "auxiliary"))
-        parts = with_auxiliary(
-            network,
-            example["x"][0],
-            how.kind,
-            layers=how.layers,
-            classes=classes,
-            hidden=how.hidden,
-            dropout=how.dropout,
-        )
+        with explained("The auxiliary model cannot be built so"):
+            parts = with_auxiliary(
+                network,
+                example["x"][0],
+                how.kind,
+                layers=how.layers,
+                classes=classes,
+                hidden=how.hidden,
+                dropout=how.dropout,
+            )
     joint = first_only(criterion) if how.kind == "adversary" else summed(criterion, how.weight)
     return parts, joint, lambda network, batch: network(batch)
 

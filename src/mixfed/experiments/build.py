@@ -25,14 +25,15 @@ from mixfed.core.schedule import Joining, Late, Schedule
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data.scenario import Scenario
 from mixfed.data.sources import Source
-from mixfed.data.store import FederatedData, spread
-from mixfed.errors import InputError
+from mixfed.data.store import CentralData, FederatedData, spread
+from mixfed.errors import InputError, explained
 from mixfed.evaluate.metrics import evaluator
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.limits import require_memory
 from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
-from mixfed.experiments.schema import parameters
+from mixfed.experiments.schema import parameters, shortened
 from mixfed.models import MODELS
 from mixfed.models.weights import load_weights
 from mixfed.transforms.rows.exchange import exchange_rows
@@ -93,7 +94,11 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     """The experiment of a recipe; a scenario that was built before for the same data and seed can be given."""
     if recipe.evaluate.best_of_last < 1:
         raise InputError("evaluate.best_of_last is how many of the last evaluations to choose from, so at least 1.")
+    weights = (recipe.mixing.w_f, recipe.mixing.w_c)
+    if min(weights) < 0 or max(weights) == 0:
+        raise InputError("The weights mixing.w_f and mixing.w_c of the mixed loss are at least 0, and not both are 0.")
     scenario = scenario or build_scenario(recipe)
+    require_memory(recipe, scenario)
     model = build_model(recipe, scenario)
     entry = ALGORITHMS[recipe.algorithm]
     mixes = _mixes(recipe)
@@ -181,12 +186,9 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
     section = recipe.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(recipe.seed, "model"))
-        try:
-            module = MODELS[section.name](**_sizes(section, scenario.source, scenario.clients) | section.options)
-        except (RuntimeError, ValueError, ZeroDivisionError) as error:
-            raise InputError(
-                f"The network '{section.name}' cannot be built so: {str(error).splitlines()[0]}."
-            ) from error
+        sizes = _sizes(section, scenario.source, scenario.clients)
+        with explained(f"The network '{section.name}' cannot be built so"):
+            module = MODELS[section.name](**sizes | section.options)
     if section.weights:
         load_weights(module, section.weights)
     module, criterion, forward = beside_head(recipe, scenario, module, CRITERIA[section.criterion])
@@ -231,18 +233,45 @@ def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
 def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Evaluate:
     """The metrics on every set that the recipe names."""
     on, metrics, sets = recipe.evaluate.on, recipe.evaluate.metrics, recipe.evaluate.sets
-    parts = {"" if n == "all" else n: scenario.part(on, n) for n in sets if n in ("all", "clients", "centre")}
+    if {"parity_gap", "odds_gap"} & set(metrics) and "protected" not in scenario.test.arrays:
+        raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
+    parts = {"" if n == "all" else n: _part(on, scenario, n) for n in sets if n in ("all", "clients", "centre")}
     found = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
     last = len(scenario.clients) - 1
     for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
         if name in sets:
-            found.append(local_test(algorithm, _own(recipe, scenario, name), metrics, clients=clients, name=name))
+            own = _own(recipe, scenario, name)
+            if not own.sizes(clients).any():
+                raise InputError(
+                    f"No client of the evaluation set '{name}' has {on} examples of its own; raise their share,"
+                    f" data.own_{on}."
+                )
+            found.append(local_test(algorithm, own, metrics, clients=clients, name=name))
     for name, test in (("new", new_test), ("averaged", averaged_test)):
         if name in sets:
-            found.append(test(algorithm, scenario.part(on, "all"), metrics))
+            found.append(test(algorithm, _part(on, scenario, "all"), metrics))
     if "adversary" in sets or "postfit" in sets:
         found += adversary_tests(recipe, scenario, algorithm, _own(recipe, scenario, "local"))
     return combined(*found)
+
+
+def _part(on: str, scenario: Scenario, name: str) -> CentralData:
+    """The evaluation set of that name, or the setting that it wants."""
+    there = {"test": scenario.test, "validation": scenario.validation, "centre": scenario.of_centre}
+    if there[on] is None:
+        setting = "data.central.validation" if on == "centre" else "data.validation"
+        raise InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
+    if name == "all":
+        return scenario.part(on, name)
+    like_clients = scenario.like_clients.get(on)
+    if like_clients is None:
+        raise InputError(
+            f"Clients and centre do not hold different kinds of examples, so there is no evaluation set '{name}';"
+            " leave it out of evaluate.sets."
+        )
+    if not (like_clients if name == "clients" else ~like_clients).any():
+        raise InputError(f"No {on} example is like those of the {name}; leave '{name}' out of evaluate.sets.")
+    return scenario.part(on, name)
 
 
 def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
@@ -262,9 +291,8 @@ def usable_device(name: str) -> torch.device:
     """The device, if this machine has it."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"The device '{name}' cannot be used here: {str(error).splitlines()[0].rstrip('.')}."
-        ) from error
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # PyTorch raises another class for almost every device that is not there
+        why = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise InputError(f"The device '{shortened(name)}' cannot be used here: {shortened(why, 200)}.") from error
     return device

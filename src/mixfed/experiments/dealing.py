@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,11 +11,21 @@ from mixfed import rng
 from mixfed.data._arrays import join
 from mixfed.data.images import images_like
 from mixfed.data.partition import label_split
-from mixfed.data.scenario import Scenario, apart, deal, join_device, keep_own, with_label_noise
+from mixfed.data.scenario import (
+    GIVEN_BY_DATA,
+    PARTITIONS,
+    Scenario,
+    apart,
+    deal,
+    join_device,
+    keep_own,
+    with_label_noise,
+)
 from mixfed.data.sources import Examples, load_source
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
-from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.recipe import Partition, Recipe
+from mixfed.experiments.schema import parameters
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
@@ -45,9 +57,14 @@ def build_scenario(recipe: Recipe) -> Scenario:
     at_centre, of_centre = _kept_apart(recipe, of_test or at_centre)
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
     how = data.partition
+    _require_what_it_deals_by(how, on_clients)
     clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
     own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
+    if not 0 <= data.label_noise <= 1 or (data.label_noise and source.classes is None):
+        raise InputError(f"data.label_noise is a share from 0 to 1 of examples with classes, not {data.label_noise}.")
     if data.joining.round:
+        if source.train["x"].ndim < 3 or source.train["x"].shape[-1] != source.train["x"].shape[-2]:
+            raise InputError("Only square images can be turned, so data.joining needs a source of images.")
         sizes = {"train": data.joining.train, "test": data.joining.test, "validation": data.joining.test}
         own = join_device(own, source, sizes, data.joining.degrees, recipe.seed)
     return Scenario(
@@ -60,6 +77,19 @@ def build_scenario(recipe: Recipe) -> Scenario:
         own=own,
         of_centre=None if of_centre is None else CentralData(of_centre.arrays, source.prepare),
     )
+
+
+def _require_what_it_deals_by(how: Partition, examples: Examples) -> None:
+    """Refuses a partition that lacks a setting, or whose people or labels the examples do not have."""
+    wanted = signature(PARTITIONS[how.kind]).parameters
+    for name, option in parameters(PARTITIONS[how.kind], GIVEN_BY_DATA).items():
+        if option.required and name not in how.options:
+            raise InputError(f"The partition '{how.kind}' needs data.partition.{name}.")
+    if "keys" in wanted and examples.people is None:
+        raise InputError("This source has no natural clients; choose another data.partition.kind.")
+    if "labels" in wanted and (how.by not in examples.arrays or examples.arrays[how.by].ndim != 1):
+        fields = ", ".join(name for name, values in examples.arrays.items() if values.ndim == 1)
+        raise InputError(f"The examples have no labels '{how.by}' (data.partition.by); they have {fields}.")
 
 
 def _kept_apart(recipe: Recipe, at_centre: Examples | None) -> tuple[Examples | None, Examples | None]:

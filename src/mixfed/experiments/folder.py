@@ -38,8 +38,7 @@ from mixfed.core.files import append, refuse_links, sweep, write_atomically
 from mixfed.core.loop import Callback, Record, Result
 from mixfed.core.tree import flatten
 from mixfed.errors import InputError
-from mixfed.experiments import toml
-from mixfed.experiments import tune as tuning
+from mixfed.experiments import scores, toml
 from mixfed.experiments.build import Experiment
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.plot import plot_diagnostics, plot_run
@@ -301,7 +300,7 @@ def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
 
 def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
     """What result.json holds: each metric as last evaluated, or the best of so many last evaluations."""
-    figures = {name: tuning.best_of_last(result.history, name, best_of_last) for name in result.metrics}
+    figures = {name: scores.best_of_last(result.history, name, best_of_last) for name in result.metrics}
     return {
         "metrics": clean(figures),
         "ledger": result.ledger,

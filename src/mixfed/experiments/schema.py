@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -102,7 +103,7 @@ def keys(cls: Any, table: Mapping[str, Any], path: str = "") -> list[str]:
         else:
             found.append(path + item.name)
     if chooser is not None:
-        chosen = chooser.metadata["choices"]().get(table.get(chooser.metadata["by"], _default(cls, chooser)))
+        chosen = _chosen(chooser, table.get(chooser.metadata["by"], _default(cls, chooser)))
         found += [path + name for name in parameters(chosen, chooser.metadata["hidden"])] if chosen else []
     return found
 
@@ -131,7 +132,7 @@ def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any) -> None:
     plain, chooser = _fields(cls)
     if chooser is None or chooser.metadata["by"] != parts[-1] or table[parts[-1]] == old:
         return
-    chosen = chooser.metadata["choices"]().get(table[parts[-1]])
+    chosen = _chosen(chooser, table[parts[-1]])
     kept = {item.name for item in plain} | set(parameters(chosen) if chosen else ())
     for key in [key for key in table if key not in kept]:
         del table[key]
@@ -151,25 +152,30 @@ def check(value: Any, hint: Any, key: str) -> Any:
     if hint is Any:
         return value
     if not isinstance(value, list | tuple):
-        raise InputError(f"'{key}' takes a list, not {value!r}.")
+        raise InputError(f"'{key}' takes a list, not {shown(value)}.")
     if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
         raise InputError(f"'{key}' takes {len(arguments)} values, not {len(value)}.")
     return [_scalar(item, arguments[0], key) for item in value]
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence, not longer than a reader wants it."""
+    return shortened(repr(value))
 
 
 def one_of(value: Any, choices: Iterable[Any], key: str) -> Any:
     """The value if it is one of the choices; else the nearest one is named."""
     allowed = list(choices)
     if value not in allowed:
-        raise InputError(f"'{key}' cannot be {value!r}; {suggestion(str(value), [str(a) for a in allowed])}")
+        raise InputError(f"'{key}' cannot be {shown(value)}; {suggestion(str(value), [str(a) for a in allowed])}")
     return value
 
 
 def unknown(key: str, known: Sequence[str]) -> InputError:
     """The refusal of a key that nobody knows."""
     if not known:
-        return InputError(f"There is no setting '{key}'; nothing can be set there.")
-    return InputError(f"There is no setting '{key}'; did you mean '{nearest(key, known)}'?")
+        return InputError(f"There is no setting '{shortened(key)}'; nothing can be set there.")
+    return InputError(f"There is no setting '{shortened(key)}'; did you mean '{nearest(key, known)}'?")
 
 
 def suggestion(word: str, choices: Sequence[str]) -> str:
@@ -181,7 +187,12 @@ def suggestion(word: str, choices: Sequence[str]) -> str:
 
 def nearest(word: str, choices: Sequence[str]) -> str:
     """The most similar of the choices."""
-    return difflib.get_close_matches(word, choices, n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(word[:200], choices, n=1, cutoff=0.0)[0]
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The text, or its beginning and end where it is long."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
 def _fields(cls: Any) -> tuple[list[Field[Any]], Field[Any] | None]:
@@ -192,6 +203,12 @@ def _fields(cls: Any) -> tuple[list[Field[Any]], Field[Any] | None]:
 
 def _default(cls: Any, chooser: Field[Any]) -> Any:
     return next(item.default for item in fields(cls) if item.name == chooser.metadata["by"])
+
+
+def _chosen(chooser: Field[Any], name: Any) -> Callable[..., Any] | None:
+    """The function of that name, if it is the name of one."""
+    choices: Mapping[str, Callable[..., Any]] = chooser.metadata["choices"]()
+    return choices.get(name) if isinstance(name, str) else None
 
 
 def _read_options(cls: Any, chooser: Field[Any], values: Table, rest: Table, known: Sequence[str], path: str) -> Table:
@@ -217,13 +234,24 @@ def _complete(allowed: Mapping[str, Option], given: Mapping[str, Any], path: str
 def _scalar(value: Any, hint: Any, key: str) -> Any:
     right = isinstance(value, int | float) if hint is float else isinstance(value, hint)
     if not right or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"'{key}' takes {_SCALARS[hint]}, not {value!r}.")
+        raise InputError(f"'{key}' takes {_SCALARS[hint]}, not {shown(value)}.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InputError(f"'{key}' takes {_SCALARS[hint]} of at most 64 bits, not {shown(value)}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"'{key}' takes {_SCALARS[hint]} that is finite, not {value}.")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise InputError(f"'{key}' takes a text in Unicode, not {value!r}.")
     return hint(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written down: bytes of a command line that are no UTF-8 cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _mapping(value: Any, arguments: Sequence[Any], key: str) -> Table:
     if not isinstance(value, Mapping):
-        raise InputError(f"'{key}' takes a table of settings, not {value!r}.")
+        raise InputError(f"'{key}' takes a table of settings, not {shown(value)}.")
     inner = arguments[1] if arguments else Any
     return {name: check(item, inner, f"{key}.{name}") for name, item in value.items()}
 

@@ -6,7 +6,7 @@ read off a table of accuracy against parameters sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,11 @@ def search(recipe: Recipe, say: Callable[[str], None] = lambda sentence: None) -
             result.metrics[f"{METRIC}_local"],
             result.metrics[f"{METRIC}_new"],
         )
+
+
+def best_of_both(splits: Sequence[Split]) -> Split:
+    """The split with the largest sum of the accuracies on known and on unknown devices."""
+    return max(splits, key=lambda split: split.local + split.new)
 
 
 def _with_split(recipe: Recipe, side: str, number: int) -> Recipe:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,10 @@ from mixfed.core.optim import sgd
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
+from mixfed.experiments.limits import require_room
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import write_json
+from mixfed.experiments.report.plot import plot_theory
 from mixfed.rng import generator
 
 Array = NDArray[np.float64]
@@ -109,32 +114,43 @@ SETTINGS = (Linear(rho=0.5), Linear(rho=0.1), Linear(rho=0.06), Linear(rho=0.02)
 """The four settings of the paper: from where local models are best to where the global one is."""
 
 
-def curves(
-    settings: Sequence[Linear], alphas: Sequence[float], seeds: Sequence[int]
-) -> list[tuple[Linear, Array, Array]]:
-    """Of every setting: the closed form, and the measured errors [seeds, alphas]."""
+Curve = tuple[Linear, Array, Array]
+"""A setting, its closed form, and the measured errors [seeds, alphas]."""
+
+
+def curves(settings: Sequence[Linear], alphas: Sequence[float], seeds: Sequence[int]) -> list[Curve]:
+    """The curve of every setting."""
     return [(s, s.error(np.array(alphas)), np.stack([s.measure(alphas, seed) for seed in seeds])) for s in settings]
 
 
-def plot(found: Sequence[tuple[Linear, Array, Array]], alphas: Sequence[float], file: Path) -> None:
-    """The curves side by side, the optimum marked."""
-    import matplotlib
+def theory(recipe: Recipe, out: str | Path) -> tuple[list[float], list[Curve]]:
+    """The values of α and the curves of a recipe with a theory; writes ``theory.json`` and ``theory.png``."""
+    section, out = recipe.theory, Path(out)
+    if section.alphas < 2 or section.seeds < 1:
+        raise InputError("A curve takes at least 2 values of alpha and 1 seed; set theory.alphas and theory.seeds.")
+    if (out / "theory.json").exists():
+        raise InputError(f"{out} already holds this theory; choose another folder with --out.")
+    alphas = [i / (section.alphas - 1) for i in range(section.alphas)]
+    settings = [
+        Linear(section.sigma, rho, section.dimension, section.devices, section.examples, section.test)
+        for rho in section.rho
+    ]
+    numbers = section.devices * max(section.examples, section.test) * section.dimension
+    require_room("The data of the theory", 8 * numbers, "lower theory.devices, theory.examples or theory.dimension")
+    found = curves(settings, alphas, range(recipe.seed, recipe.seed + section.seeds))
+    write_json(out / "theory.json", as_json(alphas, found))
+    plot_theory(out / "theory.png", alphas, {_title(s): (s.best, closed, measured) for s, closed, measured in found})
+    return alphas, found
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(found), figsize=(3.4 * len(found), 3), squeeze=False)
-    for axis, (setting, closed, measured) in zip(axes[0], found, strict=True):
-        mean, spread = measured.mean(axis=0), measured.std(axis=0)
-        axis.plot(alphas, closed, color="black", label="closed form")
-        axis.plot(alphas, mean, "o", markersize=4, color="#d1495b", label="measured")
-        axis.fill_between(alphas, mean - spread, mean + spread, color="#d1495b", alpha=0.2)
-        axis.axvline(setting.best, linestyle=":", color="grey", label=f"α* = {setting.best:.2f}")
-        axis.set(title=f"σ = {setting.sigma}, ρ = {setting.rho}", xlabel="α (1: local, 0: global)")
-        axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
-    axes[0][0].set_ylabel("test error")
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+def as_json(alphas: Sequence[float], found: Sequence[Curve]) -> dict[str, Any]:
+    """What theory.json holds: of every setting the best α, the closed form and the mean of what was measured."""
+    settings = [
+        {"rho": s.rho, "best": s.best, "closed": closed.tolist(), "measured": measured.mean(axis=0).tolist()}
+        for s, closed, measured in found
+    ]
+    return {"alphas": list(alphas), "settings": settings}
+
+
+def _title(setting: Linear) -> str:
+    return f"σ = {setting.sigma}, ρ = {setting.rho}"

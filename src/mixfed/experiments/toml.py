@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from mixfed.errors import InputError
 from mixfed.evaluate.metrics import METRICS
 from mixfed.experiments import schema as _schema
 from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
-from mixfed.experiments.recipes import packaged
-from mixfed.experiments.schema import Table
+from mixfed.experiments.schema import Table, shortened
+from mixfed.experiments.texts import DEEPEST, parse, read_text, recipe_table, value_of
 
 
 def resolve(table: Table) -> Recipe:
@@ -51,7 +50,7 @@ def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
     """
     if recipe in above:
         raise InputError(f"The recipe '{recipe}' cannot be the base of itself.")
-    own = _read(recipe)
+    own = recipe_table(recipe)
     base = own.pop("base", None)
     if base is None:
         return own
@@ -62,28 +61,12 @@ def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _read(recipe: str) -> Table:
-    known = packaged()
-    if recipe in known:
-        return _parse(known[recipe], recipe)
-    path = Path(recipe)
-    if path.suffix != ".toml" and not path.is_file():
-        near = _schema.nearest(recipe, list(known))
-        raise InputError(
-            f"There is no recipe '{recipe}'; did you mean '{near}' (all: {', '.join(known)}), or the path of a .toml?"
-        )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The recipe {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    return _parse(text, path.stem)
-
-
 def chosen(table: Table, algorithm: Any) -> Table:
     """The table with the settings under ``for.<algorithm>`` in their places, and none for other algorithms."""
     table = copy.deepcopy(table)
     table.pop("tune", None)
-    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for").get(algorithm, {})):
+    name = _schema.check(algorithm, str, "algorithm")
+    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for").get(name, {})):
         set_key(table, parts, value)
     return table
 
@@ -98,11 +81,8 @@ def by_algorithm(given: Any, key: str) -> dict[str, Table]:
 
 def with_tuned(table: Table, file: Path) -> Table:
     """The table with the settings for algorithms that a file of ``mixfed tune`` has, over the recipe's own."""
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise InputError(f"The tuned settings {file} cannot be read: {told}.") from error
+    what = f"The file of tuned settings {file}"
+    given = parse(read_text(file, what), what)
     if set(given) != {"for"}:
         raise InputError(f"{file} is not a file of tuned settings, which has tables [for.ALGORITHM…] only.")
     table = copy.deepcopy(table)
@@ -131,7 +111,10 @@ def override(table: Table, settings: Iterable[str]) -> Table:
         key, equals, text = setting.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
-            raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{setting}'.")
+            told = shortened(setting)
+            raise InputError(f"A setting is written key=value, such as client.learning_rate=0.1, not '{told}'.")
+        if len(parts) > DEEPEST:
+            raise InputError(f"There is no setting '{shortened(key)}'; no key has so many parts.")
         set_key(table, parts, value_of(text.strip()))
     return table
 
@@ -146,18 +129,3 @@ def set_key(table: Table, parts: list[str], value: Any) -> None:
     old = node.get(parts[-1])
     node[parts[-1]] = value
     _schema.drop_stale(Recipe, table, parts, old)
-
-
-def value_of(text: str) -> Any:
-    """A value as TOML has it, or else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _parse(text: str, name: str) -> Table:
-    try:
-        return {"name": name} | tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"The recipe '{name}' is not valid TOML: {error}.") from error

@@ -82,8 +82,9 @@ class MLflow:
         self._client.set_terminated(self._run)
 
     def _open(self, recipe: Recipe) -> str:
-        known = self._client.get_experiment_by_name(recipe.name)
-        experiment = known.experiment_id if known else self._client.create_experiment(recipe.name, self._artifacts)
+        name = recipe.name or "mixfed"
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name, self._artifacts)
         run: str = self._client.create_run(experiment, run_name=f"{recipe.algorithm}-seed{recipe.seed}").info.run_id
         for name, value in flatten(recipe.table()).items():
             self._client.log_param(run, name.replace("/", "."), value)

@@ -2,27 +2,49 @@
 
 A grid has a list of values for each of some keys of the recipe. It is the recipe's own, ``[tune.ALGORITHM.section]``,
 or given with the command. What is chosen goes under ``[for.ALGORITHM.section]``, where a recipe looks for it.
+
+::
+
+    ALGORITHM-T-seedN/  the folder of each run, of trial T
+    tuning.json         grids, trials with their scores, and the best ones
+    tuned.toml          the chosen settings, for later runs
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from mixfed import rng
 from mixfed.errors import InputError
 from mixfed.experiments import toml
-from mixfed.experiments.schema import Table
+from mixfed.experiments.folder import folder_for
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import write_json, write_text
+from mixfed.experiments.request import Request
+from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
+from mixfed.experiments.schema import Table, shown
+from mixfed.experiments.scores import require_metric, score, small_is_good, spread_of
+from mixfed.experiments.texts import value_of
 
 Point = dict[str, Any]
 """One value for each key of a grid."""
 Grid = dict[str, list[Any]]
+Key = tuple[str, int, int]
+"""A run: the algorithm, the number of its trial, the seed."""
 
-_NEVER = ("data", "evaluate", "seed", "algorithm")
-_SMALL_IS_GOOD = ("loss", "parity_gap", "odds_gap")
+_NEVER = (
+    *("data", "evaluate", "seed", "algorithm", "for", "tune", "base", "name", "title", "paper", "published"),
+    *("device", "checkpoint", "simulator"),
+)
+"""Sections and keys that are no settings of a method."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,52 @@ class Trial:
         """The mean over the seeds, if no run diverged."""
         numbers = [s for s in self.scores if s is not None]
         return math.fsum(numbers) / len(numbers) if len(numbers) == len(self.scores) else None
+
+
+def tune(
+    request: Request,
+    algorithms: Sequence[str],
+    given: Iterable[str],
+    seeds: Sequence[int],
+    out: str | Path | None = None,
+    *,
+    trials: int | None = None,
+    on: str = "validation",
+    metric: str | None = None,
+    last: int = 5,
+    watch: Watch = UNWATCHED,
+) -> tuple[dict[str, Any], Path]:
+    """Tries equally many points of every algorithm's grid: what tuning.json holds, and the folder it is in.
+
+    Finished runs in the folder are taken as they are.
+    """
+    base = request.base()
+    every = grids(base, algorithms, given)
+    _refuse(request, on, last, every)
+    points = drawn(every, trials)
+    recipes = _recipes(request, base, points, seeds, on)
+    first = next(iter(recipes.values()))
+    metrics = first.evaluate.metrics or ["accuracy"]
+    metric = metric or ("accuracy" if "accuracy" in metrics else metrics[0])
+    _refuse_equal(recipes)
+    for recipe in recipes.values():
+        require_metric(recipe, metric)
+    out = folder_for(Path(out) if out else None, f"{first.name}-tune")
+    folders = take_up(recipes, out, lambda key: f"{key[0]}-{key[1]}-seed{key[2]}")
+    results = train_all(recipes, folders, watch, may_diverge=True)
+    scores = {key: score(folders[key].history(), metric, last) if run else None for key, run in results.items()}
+    tried = {
+        name: [Trial(point, [scores[name, i, seed] for seed in seeds]) for i, point in enumerate(settings)]
+        for name, settings in points.items()
+    }
+    found = {
+        **{"recipe": first.name, "on": on, "metric": metric, "best_of_last": last, "seeds": list(seeds)},
+        **{"rounds": first.rounds, "trials": len(next(iter(points.values())))},
+        "algorithms": {name: _summary(every[name], runs, metric) for name, runs in tried.items()},
+    }
+    write_json(out / "tuning.json", found)
+    write_text(out / "tuned.toml", _tuned(found))
+    return found, out
 
 
 def grids(table: Table, algorithms: Sequence[str], given: Iterable[str] = ()) -> dict[str, Grid]:
@@ -94,32 +162,9 @@ def with_settings(table: Table, algorithm: str, settings: Point) -> Table:
     return table
 
 
-def best_of_last(history: Sequence[Mapping[str, Any]], metric: str, last: int) -> float | None:
-    """The best value of the metric in the last so many evaluations; None where none is a number."""
-    if history and metric not in history[-1]:
-        known = ", ".join(name for name in history[-1] if name != "round")
-        raise InputError(f"The runs have no metric '{metric}' to score by; they have {known}.")
-    values = [entry[metric] for entry in history[-last:] if _is_number(entry[metric])]
-    if not values:
-        return None
-    return float(min(values) if metric.startswith(_SMALL_IS_GOOD) else max(values))
-
-
-def score(history: Sequence[Mapping[str, Any]], metric: str, last: int) -> float | None:
-    """What a run is chosen by: its best of the last evaluations; None where it ended with a loss that is no number."""
-    found = best_of_last(history, metric, last)
-    end = history[-1] if history else {}
-    ended_well = all(_is_number(value) for name, value in end.items() if name == metric or name.startswith("loss"))
-    return found if ended_well else None
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def best(trials: Sequence[Trial], metric: str) -> Trial | None:
     """The trial with the best score, the first of equals; None where every one diverged."""
-    sign = 1 if metric.startswith(_SMALL_IS_GOOD) else -1
+    sign = 1 if small_is_good(metric) else -1
     ranked = sorted((t for t in trials if t.score is not None), key=lambda t: sign * (t.score or 0.0))
     return ranked[0] if ranked else None
 
@@ -135,8 +180,8 @@ def at_edge(grid: Grid, settings: Point) -> list[str]:
 
 
 def _values(text: str) -> list[Any]:
-    found = toml.value_of(f"[{text}]")
-    return found if isinstance(found, list) else [toml.value_of(word.strip()) for word in text.split(",")]
+    found = value_of(f"[{text}]")
+    return found if isinstance(found, list) else [value_of(word.strip()) for word in text.split(",")]
 
 
 def _check(name: str, grid: Grid) -> None:
@@ -144,6 +189,73 @@ def _check(name: str, grid: Grid) -> None:
         raise InputError(f"There is nothing to try for {name}; give --grid, or [tune.{name}] in the recipe.")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"The values to try for '{key}' of {name} are a list, not {values!r}.")
+            raise InputError(f"The values to try for '{key}' of {name} are a list, not {shown(values)}.")
         if key.split(".")[0] in _NEVER:
             raise InputError(f"'{key}' is not a setting of a method, so it is not tuned.")
+
+
+def _recipes(
+    request: Request, base: Table, points: Mapping[str, list[Point]], seeds: Sequence[int], on: str
+) -> dict[Key, Recipe]:
+    """The recipe of every run, seed by seed so that a seed's data are dealt once."""
+    scored_on = {"evaluate.on": on} | ({"evaluate.sets": ["all"]} if on == "centre" else {})
+    found: dict[Key, Recipe] = {}
+    for seed in seeds:
+        for name, settings in points.items():
+            for i, point in enumerate(settings):
+                table = with_settings(base, name, point)
+                found[name, i, seed] = request.on(table, algorithm=name, seed=seed, **scored_on)
+    return found
+
+
+def _refuse(request: Request, on: str, last: int, grids: Mapping[str, Grid]) -> None:
+    if on not in ("validation", "centre"):
+        raise InputError(f"Settings are chosen on validation or centre, never on test data, so not on '{on}'.")
+    if last < 1:
+        raise InputError(f"A score is the best of the last 1 or more evaluations, not of {last}.")
+    fixed = request.sets()
+    if "evaluate.on" in fixed:
+        raise InputError("What tune scores on is said with --on, not with --set evaluate.on.")
+    for name, grid in grids.items():
+        for key in grid:
+            if key in fixed:
+                raise InputError(f"'{key}' of {name} is to be tuned, and the command sets it to one value.")
+
+
+def _refuse_equal(recipes: Mapping[Key, Recipe]) -> None:
+    """Two trials that train alike would look like two that were tried."""
+    seen: dict[str, Key] = {}
+    for key, recipe in recipes.items():
+        same = seen.setdefault(json.dumps(_what_trains(recipe), sort_keys=True), key)
+        if same != key:
+            raise InputError(
+                f"Trials {same[1]} and {key[1]} of {key[0]} would train alike, because the grid repeats a value or has"
+                f" only settings that {key[0]} does not use; mend its grid."
+            )
+
+
+def _what_trains(recipe: Recipe) -> Table:
+    """The recipe as far as its algorithm uses it: without the settings of algorithms that it is not built on."""
+    table, own = recipe.table(), recipe.algorithm_options()
+    used = {recipe.algorithm, *(value for value in own.values() if isinstance(value, str))}
+    return table | {"algorithms": {name: options for name, options in table["algorithms"].items() if name in used}}
+
+
+def _summary(grid: Grid, trials: Sequence[Trial], metric: str) -> dict[str, Any]:
+    chosen = best(trials, metric)
+    return {
+        "grid": grid,
+        "trials": [{"settings": t.settings, **spread_of(t.scores)} for t in trials],
+        "best": None if chosen is None else {"settings": chosen.settings, "score": chosen.score},
+        "at_edge": [] if chosen is None else at_edge(grid, chosen.settings),
+    }
+
+
+def _tuned(found: Mapping[str, Any]) -> str:
+    """The chosen settings as TOML that a later run takes."""
+    table: Table = {"for": {}}
+    for name, entry in found["algorithms"].items():
+        if entry["best"]:
+            table = with_settings(table, name, entry["best"]["settings"])
+    told = f"{found['metric']} on {found['on']} data, {found['trials']} trials each, recipe {found['recipe']}"
+    return f"# Chosen by mixfed tune: {told}.\n{tomli_w.dumps(table)}"

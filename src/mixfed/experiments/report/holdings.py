@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mixfed.experiments.report.plot import GREY, plain, write_figure
 
 MOST_LABELS = 20
-GREY = "#555555"
 
 Colours = list[Any]
 
@@ -34,14 +35,11 @@ def plot_holdings(
     Where there are more clients, those shown are spread evenly over the list. More than 20 different labels are
     drawn as 20 ranges. ``names`` gives words for the labels 0, 1, ….
     """
-    from matplotlib.figure import Figure  # here and not above, for it takes half a second to import
-    from matplotlib.patches import Patch
-
     if max_clients < 1 or not data.clients:
-        raise InputError("there is no client to draw; give data with clients and a max_clients of at least 1")
+        raise InputError("There is no client to draw; give data with clients and a max_clients of at least 1")
     shown = np.unique(np.linspace(0, data.clients - 1, min(max_clients, data.clients)).round().astype(np.int64))
     bins = _Bins([_labels(data.arrays, field), *([] if central is None else [_labels(central.arrays, field)])])
-    words = bins.words(names)
+    words = [plain(word) for word in bins.words(names)]
     colours = _colours(len(words))
 
     figure = Figure(figsize=(12.5, 5.4), dpi=130, layout="constrained")
@@ -61,8 +59,7 @@ def plot_holdings(
         handles=handles, loc="outside lower center", ncols=min(len(words), 10), frameon=False, fontsize=9,
         handlelength=1, columnspacing=1.2,
     )  # fmt: skip
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_figure(figure, Path(path))
 
 
 def _draw_clients(ax: Axes, table: NDArray[np.int64], shown: NDArray[np.int64], colours: Colours, clients: int) -> None:
@@ -116,8 +113,6 @@ def _titles(ax: Axes, title: str, x: str, y: str) -> None:
 
 def _colours(count: int) -> Colours:
     """Distinct colours for few labels, an ordered scale for many."""
-    from matplotlib import colormaps
-
     if count <= 10:
         return [colormaps["tab10"](number) for number in range(count)]
     return [colormaps["turbo"](0.06 + 0.88 * number / (count - 1)) for number in range(count)]
@@ -125,9 +120,10 @@ def _colours(count: int) -> Colours:
 
 def _labels(arrays: Arrays, field: str) -> NDArray[Any]:
     if field not in arrays:
-        raise InputError(f"there is no field '{field}' to draw; there are {', '.join(arrays)}")
+        raise InputError(f"There is no field '{field}' to draw; there are {', '.join(arrays)}")
     if arrays[field].ndim != 1:
-        raise InputError(f"field '{field}' has shape {arrays[field].shape}; draw one with a single number per example")
+        shape = arrays[field].shape
+        raise InputError(f"The field '{field}' has shape {shape}; draw one with a single number per example")
     return arrays[field]
 
 
@@ -137,7 +133,7 @@ class _Bins:
     def __init__(self, columns: list[NDArray[Any]]) -> None:
         self.values = np.unique(np.concatenate([np.unique(column) for column in columns]))
         if not len(self.values):
-            raise InputError("there is no example to draw; give data that has some")
+            raise InputError("There is no example to draw; give data that has some")
         self.parts = np.array_split(self.values, min(len(self.values), MOST_LABELS))
         self.part = np.repeat(np.arange(len(self.parts)), [len(part) for part in self.parts])
 

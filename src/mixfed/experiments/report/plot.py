@@ -11,12 +11,15 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from mixfed.core.files import write_atomically
+from mixfed.errors import InputError
 
 History = Sequence[Mapping[str, Any]]
 GREY = "#555555"
 MOST_PANELS = 6
+FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")
 
 
 def plot_run(path: Path, title: str, history: History) -> None:
@@ -39,7 +42,7 @@ def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]
         _style(ax, metric)
     for ax in list(figure.axes)[len(metrics) :]:
         ax.set_axis_off()
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    figure.suptitle(plain(title), fontsize=12, x=0.01, ha="left")
     if any(runs) and figure.axes:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=9)
@@ -56,11 +59,11 @@ def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mappin
         places, means = [i for i, _ in found], [f["mean"] for _, f in found]
         spreads = [f["spread"] for _, f in found]
         ax.errorbar(places, means, spreads, color=colormaps["tab10"](number % 10), marker="o", capsize=3, label=name)
-    ax.set_xticks(range(len(summary)), list(summary), fontsize=9)
+    ax.set_xticks(range(len(summary)), [plain(label) for label in summary], fontsize=9)
     ax.set_ylabel(metric.replace("_", " on ", 1))
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=9)
-    ax.set_title(title, fontsize=11, loc="left")
+    ax.set_title(plain(title), fontsize=11, loc="left")
     write_figure(figure, path)
 
 
@@ -77,14 +80,45 @@ def plot_diagnostics(path: Path, title: str, history: History) -> None:
         _style(ax, panel.replace("_", " "))
         if len(curves) > 1:
             ax.legend(frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    figure.suptitle(plain(title), fontsize=12, x=0.01, ha="left")
     write_figure(figure, path)
+
+
+def plot_theory(
+    path: Path, alphas: Sequence[float], curves: Mapping[str, tuple[float, NDArray[Any], NDArray[Any]]]
+) -> None:
+    """A panel per title: the best α, the closed form, and what was measured [seeds, alphas], over α."""
+    figure = Figure(figsize=(3.4 * len(curves), 3), dpi=150, layout="constrained")
+    axes = figure.subplots(1, len(curves), squeeze=False)[0]
+    for ax, (title, (best, closed, measured)) in zip(axes, curves.items(), strict=True):
+        mean, spread = measured.mean(axis=0), measured.std(axis=0)
+        ax.plot(alphas, closed, color="black", label="closed form")
+        ax.plot(alphas, mean, "o", markersize=4, color="#d1495b", label="measured")
+        ax.fill_between(alphas, mean - spread, mean + spread, color="#d1495b", alpha=0.2)
+        ax.axvline(best, linestyle=":", color="grey", label=f"α* = {best:.2f}")
+        ax.set(title=title, xlabel="α (1: local, 0: global)")
+        ax.set_ylim(bottom=0)
+        ax.legend(fontsize=7)
+    axes[0].set_ylabel("test error")
+    write_figure(figure, path)
+
+
+def plain(text: str) -> str:
+    """Text of a user's that is not a formula, whatever it has between dollar signs."""
+    return text.replace("$", r"\$")
+
+
+def require_format(path: Path) -> None:
+    """Refuses a file name that ends as no picture does; one without an ending is a PNG."""
+    if path.suffix.lstrip(".").lower() not in ("", *FORMATS):
+        raise InputError(f"A picture is a file that ends in .{', .'.join(FORMATS)}, not in '{path.suffix}'.")
 
 
 def write_figure(figure: Figure, path: Path) -> None:
     """The picture as a file, whole or not at all."""
+    require_format(path)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png")
+    figure.savefig(buffer, format=path.suffix.lstrip(".").lower() or "png")
     write_atomically(path, buffer.getvalue())
 
 

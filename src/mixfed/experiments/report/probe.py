@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mixfed.evaluate.probe.advice import LARGE, Advice
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity
-from mixfed.experiments.report.plot import write_figure
+from mixfed.experiments.report.plot import plain, write_figure
 from mixfed.experiments.report.tables import figure
 
 _TITLES = {
@@ -37,7 +37,7 @@ def plot_probe(path: Path, title: str, found: Dissimilarity) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         if (values > 0).any():
             ax.set_yscale("log")
-    picture.suptitle(title, fontsize=12, x=0.01, ha="left")
+    picture.suptitle(plain(title), fontsize=12, x=0.01, ha="left")
     write_figure(picture, path)
 
 

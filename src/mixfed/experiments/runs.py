@@ -1,0 +1,105 @@
+"""Several runs, each in a folder of its own: trained, or taken as they are where they have finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mixfed.core.loop import Record, Result
+from mixfed.data.scenario import Scenario
+from mixfed.errors import RunStopped
+from mixfed.experiments.build import build
+from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.recipe import Recipe
+
+Key = TypeVar("Key")
+Moved = Callable[[int, Mapping[str, float]], None]
+"""Is told how many rounds are done, and the metrics of the last one (none where it was not evaluated)."""
+
+
+class Interrupted(Exception):
+    """Somebody asked to stop; the text says what was done until then. The same call goes on from there."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How somebody follows several runs; every part may be left out.
+
+    ``begin`` is told a title and the number of rounds of whatever begins, and returns what is told of its progress.
+    ``ended`` sees the result of every run that was trained, and ``should_stop`` is asked after every round.
+    """
+
+    begin: Callable[[str, int], Moved] = lambda title, rounds: lambda done, metrics: None
+    ended: Callable[[Result], None] = lambda result: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+UNWATCHED = Watch()
+
+
+def train_all(
+    recipes: Mapping[Key, Recipe], folders: Mapping[Key, RunFolder], watch: Watch = UNWATCHED, *, may_diverge: bool
+) -> dict[Key, dict[str, Any] | None]:
+    """The results of all runs in their order, so that neighbours with the same data and seed share them.
+
+    A run that has a configuration in its folder goes on, and one that has finished is taken as it is. One that diverges
+    has the result None if it ``may_diverge``, and else ends everything.
+    """
+    results: dict[Key, dict[str, Any] | None] = {}
+    deal = _Dealer()
+    for key, recipe in recipes.items():
+        folder = folders[key]
+        found = folder.finished() if folder.config.exists() else None
+        if found is None:
+            try:
+                found = _train(recipe, deal(recipe), folder, watch)
+            except RunStopped as error:
+                if not may_diverge:
+                    raise RunStopped(f"{recipe.algorithm}, seed {recipe.seed}: {error}") from error
+        results[key] = found
+        if watch.should_stop() and len(results) < len(recipes):
+            raise Interrupted(f"{len(results)} of {len(recipes)} runs")
+    return results
+
+
+def take_up(recipes: Mapping[Key, Recipe], out: Path, name: Callable[[Key], str]) -> dict[Key, RunFolder]:
+    """The folders of the runs under ``out``; those that hold a run must hold this one."""
+    folders = {key: RunFolder(out / name(key)) for key in recipes}
+    for key, folder in folders.items():
+        if folder.config.exists():
+            folder.adopt(recipes[key])
+    return folders
+
+
+def _train(recipe: Recipe, scenario: Scenario, folder: RunFolder, watch: Watch) -> dict[str, Any]:
+    moved = watch.begin(f"{recipe.algorithm} · seed {recipe.seed}", recipe.rounds)
+
+    def tell(record: Record) -> None:
+        moved(record.round, record.metrics)
+
+    result = run_in_folder(
+        build(recipe, scenario),
+        folder,
+        resume=folder.config.exists(),
+        callbacks=[tell],
+        should_stop=watch.should_stop,
+    )
+    if not result.finished:
+        raise Interrupted(f"round {result.rounds} of {recipe.rounds} of {recipe.algorithm}, seed {recipe.seed}")
+    watch.ended(result)
+    return result_json(result, recipe.evaluate.best_of_last)
+
+
+class _Dealer:
+    """Deals a recipe's data, and keeps them for the next recipe if that has the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Recipe, Scenario] | None = None
+
+    def __call__(self, recipe: Recipe) -> Scenario:
+        if self._last is None or (self._last[0].seed, self._last[0].data) != (recipe.seed, recipe.data):
+            self._last = (recipe, build_scenario(recipe))
+        return self._last[1]
