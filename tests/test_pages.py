@@ -35,8 +35,6 @@ def mixed_names() -> Names:
 
 def movie_names() -> Names:
     """A model with a table, as the page on movies takes it for granted."""
-    from mixfed.core.model import Model
-    from mixfed.core.recommend import hinge
     from mixfed.models.recommender import DualEncoder
     from mixfed.transforms.rows.exchange import exchange_rows
 
@@ -44,7 +42,7 @@ def movie_names() -> Names:
     centre = mf.Centre(problem.regulariser(model), needs_data=False)
     module = DualEncoder(problem.ITEMS, problem.WIDTH)
     trainers = {"clients": problem.on_clients(model), "centre": centre, "parallel": mf.parallel}
-    return {"Model": Model, "module": module, "hinge": hinge, "exchange_rows": exchange_rows} | trainers
+    return {"Model": mf.Model, "module": module, "hinge": problem.hinge, "exchange_rows": exchange_rows} | trainers
 
 
 GIVEN: dict[str, Callable[[], Names]] = {"docs/mixed.md": mixed_names, "docs/movies.md": movie_names}
