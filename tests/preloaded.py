@@ -1,9 +1,11 @@
 """What every process of the tests would load anyway, loaded once (see :mod:`tests.warm`)."""
 
 import matplotlib.backends.backend_agg
+import matplotlib.font_manager
 import sklearn.datasets
 import torch
 import torch._dynamo
+from typer.testing import CliRunner
 
 import mixfed.cli.common
 import mixfed.cli.compare
@@ -19,3 +21,4 @@ import mixfed.cli.tune
 loaded = (matplotlib, sklearn, torch, mixfed)
 
 torch.set_num_threads(1)
+CliRunner().invoke(mixfed.cli.app, ["list"])  # loads what parsing takes

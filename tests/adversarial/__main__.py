@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from importlib import import_module
 
 from tests import warm
 from tests.adversarial.runner import BAD, KINDS, Outcome, cases, run, table
@@ -21,6 +22,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--case", help="this one case again, with all that it says")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="how many cases at once")
     given = parser.parse_args(words)
+    import_module("tests.preloaded")
     warm.computes_nothing()
     names = iter([given.case]) if given.case else cases(given.seed, given.only)
     print(f"seed {given.seed}", flush=True)

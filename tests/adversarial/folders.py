@@ -64,7 +64,7 @@ def killed_at(name: str, how_often: int, words: list[str]) -> None:
 def plain(words: list[str]) -> None:
     """Runs the command in this process and exits as it does; what it says goes to the process's own outputs."""
     quick_pictures()
-    told = command(words)
+    told = command(words, patience=0)
     print(told.out, end="")
     os.write(2, told.err.encode())
     os._exit(told.code)
@@ -74,7 +74,7 @@ def quick_pictures() -> None:
     """Pictures are not at stake here, and take longer than the runs."""
     from matplotlib.figure import Figure
 
-    Figure.savefig = lambda self, file, **_: file.write(b"\\x89PNG")  # type: ignore[assignment]
+    Figure.savefig = lambda self, file, **_: file.write(b"\x89PNG")  # type: ignore[assignment]
 
 
 def made(trial: Trial, name: str, how: Callable[[Path], None]) -> Path:

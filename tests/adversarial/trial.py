@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 10
+PATIENCE = 20
 """Seconds after which a command is asked to stop; a run that is merely long then says how to go on."""
 STOPPED = 128 + signal.SIGINT
 
@@ -54,13 +54,13 @@ class Trial:
         return command(words, encoding)
 
 
-def command(words: list[str], encoding: str = "utf-8") -> Told:
-    """Runs the command ``mixfed`` in this process and catches what it writes."""
+def command(words: list[str], encoding: str = "utf-8", patience: int = PATIENCE) -> Told:
+    """Runs the command ``mixfed`` in this process and catches what it writes; without patience it is never stopped."""
     from mixfed.cli import app
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    signal.alarm(PATIENCE)
+    signal.alarm(patience)
     sys.argv, code = ["mixfed", *words], 0
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
