@@ -1,12 +1,11 @@
-"""The examples run as they are, and the public names are what they say."""
+"""The example is the one that the README shows (and :mod:`tests.test_pages` runs); public names are what they say."""
 
 from __future__ import annotations
 
-import os
+import ast
 import re
-import subprocess
-import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import mixfed
@@ -14,22 +13,14 @@ import mixfed
 ROOT = Path(__file__).parents[1]
 
 
-def test_bring_your_own() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "bring_your_own.py"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    accuracy = {name: float(value) for name, value in re.findall(r"(\w+): accuracy ([\d.]+)", done.stdout)}
-    assert accuracy["fedavg"] < 0.55  # it has never seen the other five digits
-    assert accuracy["gradient_2way"] > 0.85
-
-
-def test_public_names() -> None:
-    assert len(set(mixfed.__all__)) == len(mixfed.__all__)
-    assert set(mixfed.__all__) == set(mixfed._HOME)
-    for name in mixfed.__all__:
-        assert getattr(mixfed, name) is getattr(sys.modules[mixfed._HOME[name]], name)
+def test_public_names_are_what_type_checkers_see() -> None:
+    """The imports for type checkers, the names that are imported when used, and ``__all__`` say the same."""
+    code = ast.parse(Path(mixfed.__file__).read_text())
+    (block,) = [x for x in code.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING"]
+    seen = {name.name: x.module for x in block.body if isinstance(x, ast.ImportFrom) for name in x.names}
+    assert sorted(seen) == sorted(mixfed.__all__)
+    for name, module in seen.items():
+        assert getattr(mixfed, name) is getattr(import_module(str(module)), name), name
 
 
 def test_the_function_run_is_not_hidden_by_its_module() -> None:

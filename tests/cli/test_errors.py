@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,13 +93,10 @@ def test_files_that_are_damaged_or_in_the_way(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("room", [500, 8_000], ids=["for nothing", "for no checkpoint"])
 def test_a_full_disk_is_one_sentence(room: int, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disk without room."""
-
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
+    little_room = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (room, room))
     done = mixfed(
         "run", "digits", "--rounds", "3", *TINY, "--executor", "loop", "--out", tmp_path / "run",
-        expect=2, preexec_fn=little_room,
+        expect=2, before=little_room,
     )  # fmt: skip
     assert "Cannot write" in done.stderr
     assert not list(tmp_path.rglob("*.partial"))

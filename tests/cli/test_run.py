@@ -57,7 +57,8 @@ def test_list_names_everything() -> None:
 def test_help_does_not_wait_for_torch() -> None:
     code = "import sys, mixfed.cli; assert not {'torch', 'numpy', 'sklearn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
-    told = mixfed("--help").stdout
+    whole = [sys.executable, "-m", "mixfed", "--help"]
+    told = subprocess.run(whole, check=True, env=environment(), capture_output=True, text=True).stdout
     assert all(f" {command} " in told for command in ("run", "compare", "list", "data"))
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from mixfed.cli import app
+from tests.warm import Process, command
 
 TINY = ["--set", "data.partition.clients=10", "--set", "cohort=3", "--set", "evaluate.every=1"]
-COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'mixfed'; from mixfed.cli import main; main()"]
 WAIT = 300.0
 
 
@@ -25,28 +24,31 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "MIXFED_DATA": ""}
 
 
-def mixfed(*arguments: str | Path, expect: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end and checks its exit code."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], env=environment(), capture_output=True, text=True, timeout=WAIT, **options
-    )
-    assert done.returncode == expect, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+def nothing() -> None:
+    """What a process does before the command, unless told otherwise."""
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Starts the command and leaves it running."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def mixfed(
+    *arguments: str | Path, expect: int = 0, cwd: Path | None = None, before: Callable[[], object] = nothing
+) -> CompletedProcess[str]:
+    """Runs the command to its end in a process of its own (after ``before``) and checks its exit code."""
+    process = start(*arguments, cwd=cwd, before=before)
+    out, err = process.communicate(WAIT)
+    assert process.returncode == expect, out + err
+    assert "Traceback" not in err
+    return CompletedProcess(arguments, expect, out, err)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def start(*arguments: str | Path, cwd: Path | None = None, before: Callable[[], object] = nothing) -> Process:
+    """Starts the command in a process of its own and leaves it running."""
+    return Process(command, [str(a) for a in arguments], environment(), cwd, before)
+
+
+def wait_for(condition: Callable[[], bool], process: Process) -> None:
     """Waits until the condition holds, while the process runs."""
     end = time.monotonic() + WAIT
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.told()
         assert time.monotonic() < end, "nothing happened for too long"
         time.sleep(0.005)
 
@@ -57,7 +59,7 @@ def lines(folder: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def last_json(done: CompletedProcess[str]) -> dict[str, Any]:
     """The last line of standard output as strict JSON."""
 
     def refuse(word: str) -> None:

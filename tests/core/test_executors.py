@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from mixfed.backends.simulator import choice
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.backends.simulator.executors import WHOLE, Execution
-from mixfed.core.algorithm import Message, Private, Upload
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import Scripted
@@ -99,11 +100,14 @@ def test_convolutions_run_in_channels_last(channels: int) -> None:
     assert seen == {True}
 
 
-def test_memory_bounds_the_chunk() -> None:
-    """A budget of one byte leaves chunks of one client, and the numbers stay."""
+@pytest.mark.parametrize(("memory", "most"), [(1, 1), (1 << 30, 5)])
+def test_memory_bounds_the_chunk(memory: int, most: int) -> None:
+    """A budget of one byte leaves chunks of one client, a large one takes the cohort whole, and the numbers stay."""
     make, data = PROBLEMS["mlp"]
-    told = train(averaging(model(make)), data, "vmap", memory=1)
-    assert_close(told.params, train(averaging(model(make)), data, "vmap").params, 5e-6)
+    algorithm, chunks = chunked(averaging(model(make)))
+    found = train(algorithm, data, "vmap", memory=memory)
+    assert max(chunks) == most
+    assert_close(found.params, train(averaging(model(make)), data, "loop").params, 5e-6)
 
 
 def test_memory_also_bounds_later_cohorts() -> None:
@@ -131,16 +135,21 @@ def test_a_block_of_memory_bounds_the_chunk_and_threads_share_alike(
 ) -> None:
     """The largest leaf has 18 numbers of 4 bytes, and of 8 clients 3 fit: two threads have two chunks each."""
     monkeypatch.setattr(choice, "REUSED", 3 * 18 * 4)
-    base = averaging(model(lambda: mlp(3, 2, (6,))))
+    algorithm, chunks = chunked(averaging(model(lambda: mlp(3, 2, (6,)))))
+    train(algorithm, clients([4] * 8), "vmap", rounds=1, threads=threads)
+    assert chunks == expected
+
+
+def chunked(algorithm: Algorithm) -> tuple[Algorithm, list[int]]:
+    """The algorithm, and how many clients each of its chunks under vmap has."""
     chunks: list[int] = []
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         if batches.vectorised:
             chunks.append(chunk_of(batches.fields["x"]))
-        return base.client(message, private, batches)
+        return algorithm.client(message, private, batches)
 
-    train(replace(base, client=client), clients([4] * 8), "vmap", rounds=1, threads=threads)
-    assert chunks == expected
+    return replace(algorithm, client=client), chunks
 
 
 def chunk_of(x: torch.Tensor) -> int:
@@ -160,6 +169,24 @@ def test_auto_falls_back_where_vmap_cannot_run() -> None:
 def test_vmap_that_cannot_run_is_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^The vmap executor cannot run this model: .*; choose loop\.$"):
         train(averaging(model(lambda: Choosy(3, 2))), clients(RAGGED), "vmap")
+
+
+@pytest.mark.parametrize("fastest", ["loop", "vmap"])
+def test_auto_says_what_it_chose_and_runs_that(fastest: str) -> None:
+    """Work by the other executor is made to take long: what is said is what is run, and it is said once."""
+    make, data = PROBLEMS["mlp"]
+    base, told, ran = averaging(model(make)), [], []
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        ran.append("vmap" if batches.vectorised else "loop")
+        if told == [] and ran[-1] != fastest:
+            time.sleep(0.02)
+        return base.client(message, private, batches)
+
+    train(replace(base, client=client), data, "auto", rounds=1, say=lambda said: (told.append(said), ran.clear()))
+    assert len(told) == 1
+    assert told[0].startswith(f"Executor: {fastest}")
+    assert set(ran) == {fastest}
 
 
 def test_auto_says_what_it_chose_and_can_be_made_to_choose_it_again() -> None:
@@ -241,21 +268,15 @@ def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Round 0: four clients. Round 1: three of four. Round 2: those three again, and the one of round 1 by itself."""
-    chunks: list[int] = []
     base = fedbuff(LocalTrainer(model(lambda: mlp(3, 2, (6,))), sgd(0.1), Batching(4, steps=1)), buffer=0)
-
-    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
-        if batches.vectorised:
-            chunks.append(chunk_of(batches.fields["x"]))
-        return base.client(message, private, batches)
-
+    algorithm, chunks = chunked(base)
     monkeypatch.setattr(Chooser, "_timed", lambda *_: Execution("vmap", WHOLE, 1))
 
     def trained(rounds: int = 3, **options: Any) -> Result:
         schedule = Schedule(4, delays=Scripted({(1, 2): 1.0}))
         backend = Simulator("auto", threads=1)
         return run(
-            replace(base, client=client, lateness=replace(base.lateness, same_in_every_round=False)),
+            replace(algorithm, lateness=replace(base.lateness, same_in_every_round=False)),
             clients([8] * 4),
             rounds=rounds,
             schedule=schedule,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -162,10 +161,9 @@ def test_label_split_can_overlap() -> None:
     ],
     ids=["shards", "dirichlet", "dirichlet with sizes", "iid, a million", "quantity, a million"],
 )
-def test_large_partitions_take_seconds(make: Callable[[], Groups]) -> None:
-    start = time.perf_counter()
+def test_large_partitions_have_every_example(make: Callable[[], Groups]) -> None:
+    """So large that work for every pair of a client and an example would not end."""
     groups = make()
-    assert time.perf_counter() - start < 10
     assert sum(map(len, groups)) in (60_000, 2_000_000)
 
 

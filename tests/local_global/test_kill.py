@@ -24,7 +24,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     while not list(killed.glob("checkpoints/round-0000001*")) and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.wait(WAIT)
+    process.communicate()
     assert not (killed / "result.json").exists()
     mixfed("run", "lg-digits", *SETTINGS, "--out", killed, "--resume")
     results = [json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "straight", killed)]
