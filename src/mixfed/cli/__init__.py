@@ -37,7 +37,7 @@ def list_command() -> None:
 
 
 @app.command("run")
-@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "tuned")
+@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "backend", "tuned")
 def run_command(
     request: Request,
     out: Out = None,

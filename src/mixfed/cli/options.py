@@ -45,6 +45,10 @@ SHARED: dict[str, Any] = {
     "executor": Annotated[
         Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
     ],
+    "backend": Annotated[
+        Literal["simulator", "loopback"] | None,
+        typer.Option(help="Where clients run: simulated, or behind bytes as over a network (for debugging)."),
+    ],
     "tuned": Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")],
 }
 """Options of a recipe by name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class Question:
     clients: NDArray[np.int64]
 
 
+@runtime_checkable
 class RemoteClients(Protocol):
     """Clients whose private parts stay where they are: they answer questions with sums over their examples."""
 

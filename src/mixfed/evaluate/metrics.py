@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.core import tree
-from mixfed.core.algorithm import CLIENTS, Personal
+from mixfed.core.algorithm import CLIENTS, Algorithm, Personal
+from mixfed.core.backend import RemoteClients
 from mixfed.core.batches import gather
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
@@ -64,6 +65,8 @@ def evaluator(
     sets = dict(data) if isinstance(data, Mapping) else {"": data}
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
+        if personal and isinstance(privates, RemoteClients):
+            raise InputError("The mean over clients' own models needs them in one place; use the local test.")
         models = (personal(params, p) for _, p in privates.items(CLIENTS)) if personal else iter([params])
         measured = [_measure_all(model, p, sets, metrics, batch_size) for p in models]
         measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
@@ -90,6 +93,14 @@ def measure(
     for batch, outputs in answers(model, params, data, batch_size):
         figures.add(outputs, batch)
     return figures.result()
+
+
+def metric_sums(algorithm: Algorithm, params: Params, data: CentralData, metrics: Sequence[str]) -> dict[str, float]:
+    """What a device answers in a federated evaluation: sums over its own examples."""
+    figures = Figures(algorithm.model, metrics)
+    for batch, outputs in answers(algorithm.model, params, data):
+        figures.add(outputs, batch)
+    return figures.sums()
 
 
 def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
@@ -123,6 +134,13 @@ class Figures:
             found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
             for name, x in (found | {n: batch[n] for n in ("protected",) if n in batch}).items():
                 self._collected[name].append(x.cpu().numpy())
+
+    def sums(self) -> dict[str, float]:
+        """The sum of each metric over the examples so far, and their number; for metrics that are means."""
+        for name in self.metrics:
+            if name in RANKING_METRICS:
+                raise InputError(f"The metric {name} needs all scores in one place, and clients send sums only.")
+        return {**self._totals, "examples": float(self.examples)}
 
     def result(self) -> dict[str, float]:
         """The metrics over everything so far."""

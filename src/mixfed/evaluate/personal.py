@@ -9,6 +9,7 @@ their number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Algorithm, Personal, Private
+from mixfed.core.backend import Question, RemoteClients
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
@@ -24,9 +26,19 @@ from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import Figures, answers, measure
-from mixfed.models.parts import AUXILIARY
 
-Evaluate = Callable[[Params, PrivateStore], dict[str, float]]
+Evaluate = Callable[[Params, Any], dict[str, float]]
+"""Metrics of parameters, given what the backend shows of the clients."""
+
+
+def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:
+    """All clients' private parts, for an evaluation that needs them together."""
+    if isinstance(privates, RemoteClients):
+        raise InputError(
+            "This evaluation needs the private parts of all clients in one place, and theirs stay on their devices; use"
+            " the local test, or the simulator."
+        )
+    return privates
 
 
 def combined(*evaluations: Evaluate) -> Evaluate:
@@ -45,10 +57,12 @@ def local_test(
     *,
     clients: ArrayLike | None = None,
     name: str = "local",
+    on: str = "test",
 ) -> Evaluate:
     """Each client's own model on the client's own test examples, every example counting the same.
 
-    A client that has not trained yet uses the common model. ``clients`` limits the test to some.
+    A client that has not trained yet uses the common model. ``clients`` limits the test to some. Clients that are
+    elsewhere are asked about the examples ``on`` their devices, and answer with sums.
     """
     chosen = np.arange(len(data)) if clients is None else np.asarray(clients)
     chosen = chosen[data.sizes(chosen) > 0]
@@ -56,8 +70,10 @@ def local_test(
         raise InputError("There are no test examples on clients; set data.own_test to a share above 0.")
     pooled = data.select(chosen).pooled()
 
-    def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
-        if algorithm.personal is None:
+    def evaluate(params: Params, privates: PrivateStore | RemoteClients) -> dict[str, float]:
+        if isinstance(privates, RemoteClients):
+            found = privates.ask(params, Question(on, metrics, chosen))
+        elif algorithm.personal is None:
             found = measure(algorithm.model, params, pooled, metrics)
         else:
             figures = Figures(algorithm.model, metrics)
@@ -78,7 +94,7 @@ def new_test(
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
         figures = Figures(algorithm.model, metrics)
-        for batch, outputs in ensemble(algorithm.model, algorithm.personal, data, params, privates):
+        for batch, outputs in ensemble(algorithm.model, algorithm.personal, data, params, in_one_place(privates)):
             figures.add(outputs, batch)
         return {f"{metric}_{name}": value for metric, value in figures.result().items()}
 
@@ -91,7 +107,7 @@ def averaged_test(
     """One model with the mean of the weights of all clients' models, on examples of which the device is not known."""
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
-        mean = average(algorithm.personal, params, privates)
+        mean = average(algorithm.personal, params, in_one_place(privates))
         found = measure(algorithm.model, mean, data, metrics)
         return {f"{metric}_{name}": value for metric, value in found.items()}
 
@@ -140,13 +156,3 @@ def average(personal: Personal | None, params: Params, privates: PrivateStore) -
         total = tree.add(total, wide) if count else tree.clone(wide)
         count += 1
     return tree.scale(total, 1 / count)
-
-
-def bytes_once(personal: Personal | None, params: Params, privates: PrivateStore) -> int:
-    """What all clients' own parts weigh (without auxiliary models): sent up once, they make the new test possible."""
-    clients = privates.seen(CLIENTS)
-    if personal is None or not len(clients):
-        return 0
-    own = personal(params, privates.get(CLIENTS, int(clients[0])))
-    asked = {n: x for n, x in own.items() if x is not params.get(n) and not n.startswith(AUXILIARY)}
-    return len(clients) * tree.nbytes(asked)

@@ -10,9 +10,12 @@ import torch
 
 from mixfed import rng
 from mixfed.algorithms.registry import ALGORITHMS, Setup, base_of
+from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
+from mixfed.backends.simulator.cores import in_operators
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
+from mixfed.core.backend import Backend
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
@@ -27,7 +30,7 @@ from mixfed.data.scenario import Scenario
 from mixfed.data.sources import Source
 from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError, explained
-from mixfed.evaluate.metrics import evaluator
+from mixfed.evaluate.metrics import evaluator, metric_sums
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.experiments.dealing import build_scenario
@@ -57,36 +60,48 @@ class Experiment:
         resume: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda sentence: None,
+        chose: Callable[[str, str], None] = lambda source, execution: None,
     ) -> Result:
-        """Trains as the recipe says."""
+        """Trains as the recipe says; ``chose`` is told which execution was chosen for a source."""
         recipe, how = self.recipe, self.recipe.simulator
+        if how.cores < 0:
+            raise InputError("simulator.cores is how many cores an operator may use, so it cannot be negative.")
+        held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
+        with in_operators(how.cores or torch.get_num_threads()):
+            return run(
+                self.algorithm,
+                self.clients,
+                rounds=recipe.rounds,
+                schedule=build_schedule(recipe),
+                central={n: d for n, d in held.items() if d is not None},
+                seed=recipe.seed,
+                evaluate=self.evaluate,
+                every=recipe.evaluate.every,
+                backend=self._backend(checkpoints, say, chose),
+                callbacks=callbacks,
+                checkpoints=checkpoints,
+                resume=resume,
+                should_stop=should_stop,
+            )
+
+    def _backend(
+        self, checkpoints: Checkpoints | None, say: Callable[[str], None], chose: Callable[[str, str], None]
+    ) -> Backend:
+        how = self.recipe.simulator
+        if self.recipe.backend == "loopback":
+            return Loopback(self.scenario.own, metric_sums)
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
-        private = checkpoints.folder / "private" if checkpoints and how.private == "disk" else None
-        held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
-        simulator = Simulator(
+        return Simulator(
             how.executor,
             threads=how.threads or None,
             chunk=how.chunk or None,
             memory=how.memory,
             in_flight=how.in_flight,
-            private_folder=private,
+            private_folder=checkpoints.folder / "private" if checkpoints and how.private == "disk" else None,
+            chosen=how.chosen,
+            chose=chose,
             say=say,
-        )
-        return run(
-            self.algorithm,
-            self.clients,
-            rounds=recipe.rounds,
-            schedule=build_schedule(recipe),
-            central={n: d for n, d in held.items() if d is not None},
-            seed=recipe.seed,
-            evaluate=self.evaluate,
-            every=recipe.evaluate.every,
-            backend=simulator,
-            callbacks=callbacks,
-            checkpoints=checkpoints,
-            resume=resume,
-            should_stop=should_stop,
         )
 
 
@@ -232,6 +247,7 @@ def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
 
 def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Evaluate:
     """The metrics on every set that the recipe names."""
+    _refuse_in_one_place(recipe, algorithm)
     on, metrics, sets = recipe.evaluate.on, recipe.evaluate.metrics, recipe.evaluate.sets
     if {"parity_gap", "odds_gap"} & set(metrics) and "protected" not in scenario.test.arrays:
         raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
@@ -246,7 +262,7 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
                     f"No client of the evaluation set '{name}' has {on} examples of its own; raise their share,"
                     f" data.own_{on}."
                 )
-            found.append(local_test(algorithm, own, metrics, clients=clients, name=name))
+            found.append(local_test(algorithm, own, metrics, clients=clients, name=name, on=on))
     for name, test in (("new", new_test), ("averaged", averaged_test)):
         if name in sets:
             found.append(test(algorithm, _part(on, scenario, "all"), metrics))
@@ -272,6 +288,16 @@ def _part(on: str, scenario: Scenario, name: str) -> CentralData:
     if not (like_clients if name == "clients" else ~like_clients).any():
         raise InputError(f"No {on} example is like those of the {name}; leave '{name}' out of evaluate.sets.")
     return scenario.part(on, name)
+
+
+def _refuse_in_one_place(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuses evaluations that look into all clients' own models, where these stay on their devices."""
+    apart = [name for name in recipe.evaluate.sets if name not in ("local", "old", "joined")]
+    if recipe.backend == "loopback" and algorithm.personal is not None and apart:
+        raise InputError(
+            f"With the backend loopback the clients' own models of {recipe.algorithm} stay on their devices, so the"
+            f" set '{apart[0]}' cannot be evaluated; set evaluate.sets to ['local'] (and data.own_test above 0)."
+        )
 
 
 def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from filelock import FileLock, Timeout
 
 from mixfed.core.checkpoint import Checkpoints, save_params, warn
@@ -47,7 +48,7 @@ from mixfed.experiments.schema import Table
 MAY_CHANGE = ("data.folder",)
 """Settings that a resumed run may be given anew; the number of rounds may also be raised."""
 
-CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0}
+CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0, "simulator.cores": 0}
 """Settings that leave a choice to the run; a resumed run keeps the choice that it made."""
 
 _RESULT: dict[str, Any] = {"metrics": dict, "ledger": dict, "rounds": int, "seconds": int | float, "seed": int}
@@ -154,6 +155,8 @@ class RunFolder:
                 continue
             if key in CHOOSE_FOR_ME and new.get(key) == CHOOSE_FOR_ME[key]:
                 continue
+            if key.startswith("simulator.chosen") and not wanted.simulator.chosen:
+                continue
             if key == "rounds" and new[key] > old[key]:
                 self._refuse_plans(wanted, old[key])
                 continue
@@ -249,8 +252,18 @@ def run_in_folder(
             experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
         else:
             folder.require_unused()
+            how = experiment.recipe.simulator
+            how = replace(how, cores=how.cores or torch.get_num_threads())
+            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
             folder.write_config(experiment.recipe, written)
         recipe = experiment.recipe
+
+        def chose(source: str, execution: str) -> None:
+            how = folder.stored().simulator
+            if how.chosen.get(source) != execution:
+                chosen = replace(how, chosen=how.chosen | {source: execution})
+                folder.write_config(replace(recipe, simulator=chosen))
+
         checkpoints = Checkpoints(
             folder.checkpoints, recipe.checkpoint.every, identity=identity(recipe), say=say or warn
         )
@@ -262,13 +275,14 @@ def run_in_folder(
                 resume=resume,
                 should_stop=should_stop,
                 say=say or (lambda sentence: None),
+                chose=chose,
             )
         except InputError:
             if not resume and not folder.checkpoints.exists():
                 folder.forget()
             raise
         if result.finished:
-            _write_result(folder, recipe, result)
+            _write_result(folder, folder.stored(), result)
     return result
 
 
@@ -294,7 +308,7 @@ def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
     plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
     if result.diagnostics:
         plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
-    found = result_json(result, recipe.evaluate.best_of_last)
+    found = result_json(result, recipe.evaluate.best_of_last) | {"simulation": _simulation(recipe)}
     write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
 
 
@@ -309,6 +323,13 @@ def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
         "seed": result.seed,
         "versions": versions(),
     }
+
+
+def _simulation(recipe: Recipe) -> dict[str, Any]:
+    """What decides the last bits of a run's numbers, beside the recipe and the versions."""
+    how = recipe.simulator
+    executions = how.chosen if how.executor == "auto" else {"": how.executor}
+    return {"backend": recipe.backend, "cores": how.cores, "threads": how.threads, "executions": executions}
 
 
 def versions() -> dict[str, str]:

@@ -226,7 +226,12 @@ class CheckpointSection:
 @dataclass(frozen=True)
 class SimulatorSection:
     """How clients are simulated; ``memory`` in bytes, ``private`` is where they keep what is theirs, and ``in_flight``
-    where the messages to late clients are kept."""
+    where the messages to late clients are kept.
+
+    ``cores`` is how many processor cores an operator may use (0: as many as PyTorch chooses), and ``chosen`` has the
+    executions that ``auto`` chose, by source. A run writes both into its config.toml: they decide the last bits of its
+    numbers, so that a run of that file repeats them.
+    """
 
     executor: Literal["auto", "loop", "vmap"] = "auto"
     threads: int = 0
@@ -234,6 +239,8 @@ class SimulatorSection:
     memory: int = 2 << 30
     private: Literal["memory", "disk"] = "memory"
     in_flight: Literal["device", "memory", "disk"] = "device"
+    cores: int = 0
+    chosen: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -272,7 +279,11 @@ class Theory:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric."""
+    """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric.
+
+    ``backend`` is where clients run: in the simulator, or behind bytes as over a network (loopback), which is slower
+    and gives the same numbers.
+    """
 
     name: str = ""
     title: str = ""
@@ -282,6 +293,7 @@ class Recipe:
     cohort: int = 10
     seed: int = 0
     device: str = "cpu"
+    backend: Literal["simulator", "loopback"] = "simulator"
     data: Data = field(default_factory=Data)
     model: ModelSection = field(default_factory=ModelSection)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)

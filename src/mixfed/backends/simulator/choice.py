@@ -45,6 +45,7 @@ class Chooser:
         memory: int,
         say: Callable[[str], None],
         chosen: Mapping[str, str],
+        chose: Callable[[str, str], None] = lambda source, execution: None,
     ) -> None:
         if executor not in EXECUTORS:
             raise InputError(f"There is no executor '{executor}'; choose one of {', '.join(EXECUTORS)}.")
@@ -55,6 +56,7 @@ class Chooser:
         self.pool = Pool(self.threads)
         self._given_threads = threads is not None
         self._chunk = chunk
+        self._chose = chose
         self._before = {source: Execution.parsed(text) for source, text in chosen.items()}
         self._chosen: dict[str, Execution] = {}
         self._asked: dict[str, int] = {}
@@ -127,6 +129,7 @@ class Chooser:
             return loop
         if new:
             self._chosen[plan.source] = self._choose(message, plan, loop)
+            self._chose(plan.source, self._chosen[plan.source].text())
         return self._chosen[plan.source]
 
     def _choose(self, message: Message, plan: Plan, loop: Execution) -> Execution:

@@ -38,7 +38,7 @@ class Simulator:
     (bytes) bounds what the clients being run at one time may take, together with the messages to clients in flight;
     ``in_flight`` is where these are kept from the next round on. What clients keep to themselves is in memory, or on
     disk in ``private_folder``. ``chosen`` are the executions that auto chose in an earlier run, by source, which make
-    this run repeat its bytes.
+    this run repeat its bytes, and ``chose`` is told of each that is chosen.
     """
 
     def __init__(
@@ -51,10 +51,11 @@ class Simulator:
         in_flight: Place = "device",
         private_folder: str | Path | None = None,
         chosen: Mapping[str, str] | None = None,
+        chose: Callable[[str, str], None] = lambda source, execution: None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         check_place(in_flight, "Messages in flight")
-        self.chooser = Chooser(executor, threads, chunk, memory, say, chosen or {})
+        self.chooser = Chooser(executor, threads, chunk, memory, say, chosen or {}, chose)
         self.memory = memory
         self.in_flight = in_flight
         self._private_folder = private_folder
