@@ -19,7 +19,8 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # The peers want other versions of some packages than the tested set, so they live in an environment of their own.
 bench: $(BENCH)/installed

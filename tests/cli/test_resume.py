@@ -63,7 +63,7 @@ def test_stopped_in_every_way(tmp_path: Path) -> None:
     tear(folder)
     stop_at(45, signal.SIGKILL, command, folder)
     mixfed(*command, "--resume")
-    mixfed(*command[:-1], tmp_path / "whole")
+    mixfed("run", folder / "config.toml", "--out", tmp_path / "whole")
     same(folder, tmp_path / "whole")
 
 
@@ -73,7 +73,7 @@ def test_kill_9_where_the_executor_is_chosen_by_timing(tmp_path: Path) -> None:
     for moment in (16, 40):
         stop_at(moment, signal.SIGKILL, command, folder)
     mixfed(*command, "--resume")
-    mixfed(*command[:-1], tmp_path / "whole")
+    mixfed("run", folder / "config.toml", "--out", tmp_path / "whole")
     same(folder, tmp_path / "whole")
 
 

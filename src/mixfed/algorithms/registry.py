@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedasync, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
@@ -86,13 +86,15 @@ class Setup:
 class Entry:
     """``make(setup, **options)`` builds the algorithm; ``oracle`` puts the central data on the clients as well.
 
-    ``mixes`` says that it minimises a regulariser at the centre, if there is one.
+    ``mixes`` says that it minimises a regulariser at the centre, if there is one. ``built_on_others`` says that it
+    takes the name of another algorithm for its base.
     """
 
     line: str
     make: Callable[..., Algorithm]
     oracle: bool = False
     mixes: bool = False
+    built_on_others: bool = False
 
 
 def _transfer(setup: Setup, *, central_rounds: int = 0) -> Algorithm:
@@ -157,9 +159,10 @@ def _lg_fedavg(
 
 
 def base_of(name: str) -> Entry:
-    """The algorithm that lg_fedavg is built on."""
-    if name not in ALGORITHMS or name in ("lg_fedavg", "local", "mtl", "center", "oracle"):
-        raise InputError(f"There is no algorithm '{name}' that lg_fedavg could be built on.")
+    """The algorithm that another one is built on; whether it can be is up to that one."""
+    if name not in ALGORITHMS or ALGORITHMS[name].oracle or ALGORITHMS[name].built_on_others:
+        usable = [n for n, entry in ALGORITHMS.items() if not entry.oracle and not entry.built_on_others]
+        raise InputError(f"'{name}' is no algorithm that another can be built on; there are {', '.join(usable)}.")
     return ALGORITHMS[name]
 
 
@@ -193,19 +196,15 @@ def _feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.
     return feddf(setup.client, batching, learning_rate=learning_rate, temperature=temperature)
 
 
-FallbackName = Literal[
-    "fedbuff", "fedavg", "fedasync", "ca2fl", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
-]
+def _fallback(setup: Setup, name: str) -> Fallback | Algorithm:
+    """FedBuff and FedAvg are coefficients of updates, unless a server optimizer makes something else of their sum.
 
-
-def _fallback(setup: Setup, name: FallbackName) -> Fallback | Algorithm:
-    """FedBuff and FedAvg are coefficients of updates, unless a server optimizer makes something else of their sum."""
-    if name not in get_args(FallbackName):
-        raise InputError(f"Feddle falls back on one of {', '.join(get_args(FallbackName))}, not on '{name}'.")
+    Of another algorithm Feddle needs a change or a model from one population of clients, and says so where it is not.
+    """
     server = setup.server
     if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.decay == 1.0:
         return like_fedbuff(server.learning_rate) if name == "fedbuff" else like_fedavg(server.learning_rate)
-    made = ALGORITHMS[name].make(setup)
+    made = base_of(name).make(setup)
     return replace(made, lateness=replace(made.lateness, buffer=0))
 
 
@@ -218,7 +217,7 @@ def _feddle(
     objective: Objective = "in_domain",
     learning_rate: float = 1e-3,
     regularisation: float | None = None,
-    fallback: FallbackName = "fedbuff",
+    fallback: str = "fedbuff",
     normalise: bool = True,
     by_score: bool = True,
     fallback_start: bool = True,
@@ -267,7 +266,7 @@ ALGORITHMS: dict[str, Entry] = {
     "center": Entry("the server trains on its own data and asks no client", lambda setup: center(setup.at_centre())),
     "local": Entry("every client trains alone; nothing is sent", lambda setup: local_only(setup.client)),
     "mtl": Entry("every client's own model, held close to the mean of all", _on_clients(mtl)),
-    "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg),
+    "lg_fedavg": Entry("part of the model stays on the client, the rest is averaged", _lg_fedavg, built_on_others=True),
     "oracle": Entry("FedAvg as if the central data were on the clients too", _oracle, oracle=True),
     "transfer": Entry("the centre first, then FedAvg: the second half forgets", _transfer),
     "parallel": Entry("mixed: a FedAvg round beside central steps, the two updates added", _parallel, mixes=True),

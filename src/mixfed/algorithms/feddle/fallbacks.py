@@ -16,6 +16,7 @@ from mixfed.core.algorithm import CLIENTS, Algorithm, Reply, Server, State
 from mixfed.core.model import Model
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
+from mixfed.transforms.travel import what_travels
 
 Fallback = Callable[[Sequence[Reply]], list[float]]
 """The coefficients that a federated method would give to updates that have just come."""
@@ -82,14 +83,16 @@ def check_fallback(fallback: Algorithm, model: Model, *, is_start: bool) -> None
         raise InputError("Feddle and its fallback train one model; build their trainers from the same Model.")
     if tuple(fallback.batching) != (CLIENTS,):
         raise InputError(f"Feddle merges the updates of one population of clients, and {fallback.name} has another.")
+    if fallback.rows:
+        raise InputError(f"Clients of {fallback.name} exchange rows; put exchange_rows around feddle, not inside.")
+    if not {"delta", "model"} & set(what_travels(fallback).up()):
+        raise InputError(f"The clients of {fallback.name} send neither a change nor a model, so nothing can be merged.")
     if not is_start:
         raise InputError(f"Without the fallback's start {fallback.name} would have no part; leave the fallback out.")
 
 
-def change_in(reply: Reply, params: Params, name: str) -> Params:
+def change_in(reply: Reply, params: Params) -> Params:
     """The direction in which a reply points, in the server's precision: its change, or the way to its model."""
     if "delta" in reply.values:
         return core.as_server_copy(reply.values["delta"], params)
-    if "model" in reply.values:
-        return mixed_towards(params, reply.values["model"])
-    raise InputError(f"The clients of {name} send neither a change nor a model, so there is nothing to merge.")
+    return mixed_towards(params, reply.values["model"])

@@ -113,7 +113,7 @@ def feddle(
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = base.params(state)
         unmoved = tree.zeros(model.trained(params))  # for leaves that clients keep to themselves
-        updates = [flat(unmoved | change_in(r, params, base.name), names) for r in replies]
+        updates = [flat(unmoved | change_in(r, params), names) for r in replies]
         anchors, places = Atlas(**state["atlas"]).with_updates(updates, server.round, by_score=search.by_score)
         factors = anchors.factors(normalise=search.normalise)
         after, start = begun(_without_atlas(state), Arrived(replies, updates, places, factors), server)
