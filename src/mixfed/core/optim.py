@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ class Optimizer:
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
     decay: float = 1.0
 
+    def __post_init__(self) -> None:
+        _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
+        _require(self.decay, "The decay of a learning rate", "above 0 and at most 1", lambda x: 0 < x <= 1)
+
     def rate(self, round: int) -> float:
         """η·decayᵗ."""
         return float(self.learning_rate * self.decay**round)
@@ -62,6 +67,8 @@ def sgd(
     decay: float = 1.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
+    _require(momentum, "Momentum", "at least 0 and below 1", _share)
+    _check_decay(weight_decay)
     if nesterov and not momentum:
         raise InputError("Nesterov's rule needs momentum above 0.")
 
@@ -79,7 +86,7 @@ def sgd(
     rule = (
         "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
     )
-    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+    return Optimizer(rule, learning_rate, init, direction, decay)
 
 
 def adam(
@@ -129,6 +136,9 @@ def adagrad(
     decay: float = 1.0,
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
+    _check_epsilon(epsilon)
+    _check_decay(weight_decay)
+    _require(initial, "AdaGrad's first second moment", "at least 0", lambda x: x >= 0)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -138,7 +148,7 @@ def adagrad(
         second = {n: memory["second"][n] + g * g for n, g in gradient.items()}
         return {n: g / (second[n].sqrt() + epsilon) for n, g in gradient.items()}, {"second": second}
 
-    return Optimizer("adagrad", _positive(learning_rate), init, direction, decay)
+    return Optimizer("adagrad", learning_rate, init, direction, decay)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yogi": yogi, "adagrad": adagrad}
@@ -146,7 +156,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yo
 
 def with_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
     """The same rule with another learning rate."""
-    return replace(optimizer, learning_rate=_positive(learning_rate))
+    return replace(optimizer, learning_rate=learning_rate)
 
 
 def _adaptive(
@@ -159,6 +169,13 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
+    _check_epsilon(epsilon)
+    _check_decay(weight_decay)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InputError(f"There are two betas, of the first and of the second moment, not {betas!r}.")
+    for beta in betas:
+        _require(beta, "A beta", "at least 0 and below 1", _share)
+
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
         count = torch.zeros((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))
@@ -175,7 +192,7 @@ def _adaptive(
         c1, c2 = _warmth(betas[0], count), _warmth(betas[1], count)
         return {n: (m / c1) / ((second[n] / c2).sqrt() + epsilon) for n, m in first.items()}, memory
 
-    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+    return Optimizer(rule, learning_rate, init, direction, decay)
 
 
 def _warmth(beta: float, count: Tensor) -> Tensor:
@@ -187,7 +204,18 @@ def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
     return tree.add(gradient, params, weight_decay) if weight_decay else gradient
 
 
-def _positive(rate: float) -> float:
-    if not rate >= 0:
-        raise InputError(f"A learning rate cannot be {rate}; give a number that is not negative.")
-    return float(rate)
+def _require(value: float, what: str, wanted: str, holds: Callable[[float], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not holds(float(value)):
+        raise InputError(f"{what} is a number that is {wanted}, not {value!r}.")
+
+
+def _share(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def _check_epsilon(epsilon: float) -> None:
+    _require(epsilon, "An optimizer's epsilon", "above 0", lambda x: x > 0)
+
+
+def _check_decay(weight_decay: float) -> None:
+    _require(weight_decay, "Weight decay", "at least 0", lambda x: x >= 0)

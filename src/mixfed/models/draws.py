@@ -171,10 +171,11 @@ def _bernoulli(draw: KeyedDraws, input: Tensor, p: float | None = None) -> Tenso
 def _normal(draw: KeyedDraws, mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
     """torch.normal, whose numbers pass no gradient on."""
     if size is None:
-        size = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor)))
-        some = mean if isinstance(mean, Tensor) else std
-        options = {"dtype": some.dtype, "device": some.device}
-    return (mean + std * draw.normal(torch.empty(size, **options))).detach()
+        like: Tensor = mean + std
+    else:
+        like = torch.empty(size, **options)
+    found: Tensor = mean + std * draw.normal(like)
+    return found.detach()
 
 
 def _bernoulli_(draw: KeyedDraws, tensor: Tensor, p: float | Tensor = 0.5) -> Tensor:
@@ -251,7 +252,7 @@ def _torch_generators() -> list[bytes]:
     """The states of PyTorch's generators, which every draw changes."""
     with outside():
         found = [torch.default_generator.get_state()]
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             found += torch.cuda.get_rng_state_all()
         return [state.numpy().tobytes() for state in found]
 
