@@ -13,7 +13,7 @@ from mixfed.core.batches import Batching
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.errors import InputError
-from mixfed.models.dropout import KeyedDropout
+from mixfed.models.draws import KeyedDraws
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 
 DATA = clients([3, 9, 5, 4, 7], (6,))
@@ -66,7 +66,7 @@ def test_the_same_masks_whatever_runs_the_cohort(network: str) -> None:
 def dropped(
     key: int, p: float = 0.5, shape: tuple[int, ...] = (50, 40), drop: Callable[..., Tensor] = F.dropout
 ) -> Tensor:
-    with KeyedDropout(torch.tensor(key)):
+    with KeyedDraws(torch.tensor(key)):
         return drop(torch.ones(shape), p, True)
 
 
@@ -91,7 +91,7 @@ def test_masks_differ_between_keys_and_draws() -> None:
     """Two independent masks at p = ½ agree on half of 2,000 elements, ± 5·0.011."""
     assert agreement(dropped(1), dropped(1)) == 1
     assert agreement(dropped(1), dropped(2)) == pytest.approx(0.5, abs=0.06)
-    with KeyedDropout(torch.tensor(1)):
+    with KeyedDraws(torch.tensor(1)):
         first, second = F.dropout(torch.ones(50, 40)), F.dropout(torch.ones(50, 40))
     assert agreement(first, second) == pytest.approx(0.5, abs=0.06)
 
@@ -129,7 +129,7 @@ def test_evaluation_has_no_dropout() -> None:
 
 def test_masked_elements_have_no_gradient() -> None:
     x = torch.ones(50, requires_grad=True)
-    with KeyedDropout(torch.tensor(1)):
+    with KeyedDraws(torch.tensor(1)):
         y = F.dropout(x, 0.5)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())

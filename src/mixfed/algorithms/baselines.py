@@ -23,6 +23,7 @@ from mixfed.core.algorithm import (
 from mixfed.core.batches import Batches
 from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer
+from mixfed.errors import InputError
 
 
 def center(trainer: LocalTrainer) -> Algorithm:
@@ -76,6 +77,8 @@ def transfer(
 
     The negative baseline of mixed learning: the second half forgets what only the first half saw.
     """
+    if central_rounds < 0:
+        raise InputError(f"Transfer learning begins with 0 or more rounds at the centre, not {central_rounds}.")
     first, then = center(centre), fedavg(trainer, server=server)
 
     def at_centre(server: Server) -> bool:

@@ -33,6 +33,10 @@ class Scripted:
     table: Mapping[tuple[int, int], float]
     otherwise: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not all(delay >= 0 for delay in (*self.table.values(), self.otherwise)):
+            raise InputError("Scripted delays must be numbers of at least 0 rounds (infinity: it never reports).")
+
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         return np.array([self.table.get((round, int(c)), self.otherwise) for c in clients], dtype=np.float64)
 
@@ -60,8 +64,8 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _not_negative("The spread of delays", self.sigma)
-        if not (self.median > 0 and self.seconds_per_round > 0):
-            raise InputError("The median delay and the length of a round must be above 0 seconds.")
+        if not (0 < self.median < np.inf and 0 < self.seconds_per_round < np.inf):
+            raise InputError("The median delay and the length of a round must be above 0 seconds, and finite.")
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         seconds = self.median * np.exp(self.sigma * _normal(seed, "delay", round, source, clients))

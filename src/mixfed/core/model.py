@@ -10,7 +10,8 @@ import copy
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ from mixfed.core import tree
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch, Criterion
 from mixfed.errors import InputError
-from mixfed.models.dropout import KeyedDropout, uses_dropout
+from mixfed.models.draws import RENORMALISED, KeyedDraws, draws_by_layers
 from mixfed.models.recurrent import for_cohorts
 
 IDLE = "idle"
@@ -70,12 +71,16 @@ class Model:
         self.criterion = criterion
         self.buffer_policy: Buffers = buffers
         self._forward: Forward = forward or _default_forward(module)
-        self.stochastic: bool | None = uses_dropout(module) or None  # None: not known before the first forward pass
+        self.stochastic: bool | None = draws_by_layers(module) or None  # None: not known before the first training pass
+        self._watched = False
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.momentum is None for m in module.modules()):
             raise InputError("BatchNorm with momentum=None averages over all batches of its life; give it a momentum.")
+
+        if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None for m in module.modules()):
+            raise InputError(RENORMALISED)
 
         master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
         chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
@@ -111,16 +116,8 @@ class Model:
 
     def outputs(self, params: Params, batch: Batch, *, training: bool) -> Any:
         """The module's answer; ``params`` holds parameters and buffers, and BatchNorm writes into those buffers."""
-        bound = self._bound(training)
-        if self.dtype != torch.float32:
-            batch = {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in batch.items()}
-        with bound.using(params):
-            if not training or self.stochastic is False:
-                return self._forward(bound.module, batch)
-            with KeyedDropout(batch.get("key")) as dropout:
-                outputs = self._forward(bound.module, batch)
-            self.stochastic = self.stochastic or dropout.met
-            return outputs
+        with self._drawing(batch, training):
+            return self._answer(params, batch, training)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """The mean of the criterion over the real examples of the batch, in training mode; zero where none is."""
@@ -130,13 +127,32 @@ class Model:
 
     def losses(self, params: Params, batch: Batch, *, training: bool) -> Tensor:
         """The criterion, one number per example."""
-        values = self.criterion(self.outputs(params, batch, training=training), batch)
+        with self._drawing(batch, training):
+            values = self.criterion(self._answer(params, batch, training), batch)
         if values.ndim != 1:
             raise InputError(
                 f"A criterion gives one loss per example, shape [batch], but this one gave {list(values.shape)};"
                 " use reduction='none' and average over all but the first dimension."
             )
         return values
+
+    def _answer(self, params: Params, batch: Batch, training: bool) -> Any:
+        bound = self._bound(training)
+        if self.dtype != torch.float32:
+            batch = {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in batch.items()}
+        with bound.using(params):
+            return self._forward(bound.module, batch)
+
+    def _drawing(self, batch: Batch, training: bool) -> AbstractContextManager[None]:
+        """While active, random numbers come from the batch's key; nothing is done where there are none to draw."""
+        return nullcontext() if not training or self.stochastic is False else self._keyed(batch)
+
+    @contextmanager
+    def _keyed(self, batch: Batch) -> Iterator[None]:
+        with KeyedDraws(batch.get("key"), watch=not self._watched) as draws:
+            yield
+        self._watched = True
+        self.stochastic = self.stochastic or draws.met
 
     def _bound(self, training: bool) -> _Bound:
         copies: dict[bool, _Bound] = self._local.__dict__.setdefault("copies", {})

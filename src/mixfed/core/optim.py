@@ -9,8 +9,9 @@ that it also runs under ``torch.vmap``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class Optimizer:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.decay > 0:
-            raise InputError(f"The decay of a learning rate is a factor above 0, not {self.decay}.")
+        _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
+        _require(self.decay, "The decay of a learning rate", "above 0 and at most 1", lambda x: 0 < x <= 1)
 
     def rate(self, round: int) -> float:
         """η·decayᵗ."""
@@ -66,6 +67,8 @@ def sgd(
     decay: float = 1.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
+    _require(momentum, "Momentum", "at least 0 and below 1", _share)
+    _check_decay(weight_decay)
     if nesterov and not momentum:
         raise InputError("Nesterov's rule needs momentum above 0.")
 
@@ -80,12 +83,10 @@ def sgd(
         ahead = tree.add(gradient, moving, momentum) if nesterov else moving
         return ahead, {"momentum": moving}
 
-    _require_share("The momentum", momentum)
-    _require_not_negative(weight_decay=weight_decay)
     rule = (
         "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
     )
-    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+    return Optimizer(rule, learning_rate, init, direction, decay)
 
 
 def adam(
@@ -135,8 +136,9 @@ def adagrad(
     decay: float = 1.0,
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
-
-    _require_not_negative(weight_decay=weight_decay, epsilon=epsilon, initial=initial)
+    _check_epsilon(epsilon)
+    _check_decay(weight_decay)
+    _require(initial, "AdaGrad's first second moment", "at least 0", lambda x: x >= 0)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -146,7 +148,7 @@ def adagrad(
         second = {n: memory["second"][n] + g * g for n, g in gradient.items()}
         return {n: g / (second[n].sqrt() + epsilon) for n, g in gradient.items()}, {"second": second}
 
-    return Optimizer("adagrad", _positive(learning_rate), init, direction, decay)
+    return Optimizer("adagrad", learning_rate, init, direction, decay)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yogi": yogi, "adagrad": adagrad}
@@ -154,7 +156,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yo
 
 def with_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
     """The same rule with another learning rate."""
-    return replace(optimizer, learning_rate=_positive(learning_rate))
+    return replace(optimizer, learning_rate=learning_rate)
 
 
 def _adaptive(
@@ -167,11 +169,12 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
-    if not isinstance(betas, Sequence) or len(betas) != 2:
-        raise InputError(f"The betas of {rule} are two numbers, not {betas!r}.")
+    _check_epsilon(epsilon)
+    _check_decay(weight_decay)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InputError(f"There are two betas, of the first and of the second moment, not {betas!r}.")
     for beta in betas:
-        _require_share("A beta", beta)
-    _require_not_negative(weight_decay=weight_decay, epsilon=epsilon)
+        _require(beta, "A beta", "at least 0 and below 1", _share)
 
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
@@ -189,7 +192,7 @@ def _adaptive(
         c1, c2 = _warmth(betas[0], count), _warmth(betas[1], count)
         return {n: (m / c1) / ((second[n] / c2).sqrt() + epsilon) for n, m in first.items()}, memory
 
-    return Optimizer(rule, _positive(learning_rate), init, direction, decay)
+    return Optimizer(rule, learning_rate, init, direction, decay)
 
 
 def _warmth(beta: float, count: Tensor) -> Tensor:
@@ -201,18 +204,18 @@ def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
     return tree.add(gradient, params, weight_decay) if weight_decay else gradient
 
 
-def _require_share(what: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InputError(f"{what} is a share from 0 to below 1, not {value}.")
+def _require(value: float, what: str, wanted: str, holds: Callable[[float], bool]) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not holds(float(value)):
+        raise InputError(f"{what} is a number that is {wanted}, not {value!r}.")
 
 
-def _require_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise InputError(f"The {name} of an optimizer is at least 0, not {value}.")
+def _share(value: float) -> bool:
+    return 0 <= value < 1
 
 
-def _positive(rate: float) -> float:
-    if not rate >= 0:
-        raise InputError(f"A learning rate cannot be {rate}; give a number that is not negative.")
-    return float(rate)
+def _check_epsilon(epsilon: float) -> None:
+    _require(epsilon, "An optimizer's epsilon", "above 0", lambda x: x > 0)
+
+
+def _check_decay(weight_decay: float) -> None:
+    _require(weight_decay, "Weight decay", "at least 0", lambda x: x >= 0)

@@ -7,6 +7,8 @@ together what belongs together (the hinge loss), and a regulariser over the whol
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from mixfed.core.model import Loss
@@ -40,10 +42,8 @@ def _root(x: Tensor) -> Tensor:
 
 def spreadout_of(table: str, scale: float, *, by_pairs: bool = False) -> Loss:
     """scale·spreadout of one parameter, as a loss that needs no data."""
-    if not scale >= 0:
-        raise InputError(
-            f"The spreadout regulariser cannot have the scale {scale}; give a number that is not negative."
-        )
+    if not 0 <= scale < math.inf:
+        raise InputError(f"The spreadout regulariser cannot have the scale {scale}; give one that is not negative.")
     measure = spreadout_by_pairs if by_pairs else spreadout
 
     def loss(params: Params, batch: Batch) -> Tensor:

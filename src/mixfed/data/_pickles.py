@@ -44,7 +44,8 @@ class _Noted:
 def read(content: bytes) -> dict[str, Any]:
     """The dictionary that a pickle holds, with text as its keys; :func:`array` makes the arrays in it."""
     stack: list[Any] = []
-    memo: dict[Any, Any] = {}
+    memo: dict[int, Any] = {}
+    argument: Any
     for opcode, argument, _ in pickletools.genops(content):
         name = opcode.name
         if name in _VALUES:
@@ -74,7 +75,7 @@ def read(content: bytes) -> dict[str, Any]:
             items = _popped(stack, 2) if name == "SETITEM" else _since_mark(stack)
             _last(stack, dict).update({_text(k): v for k, v in zip(items[::2], items[1::2], strict=True)})
         elif name == "GLOBAL":
-            stack.append(_asked(str(argument)))
+            stack.append(_asked(_text(argument)))
         elif name == "STACK_GLOBAL":
             stack.append(_asked(" ".join(map(_text, _popped(stack, 2)))))
         elif name == "REDUCE":

@@ -59,6 +59,8 @@ def evaluator(
     A set named "" gives plain names. With ``personal`` clients have models of their own: the metrics are the mean over
     the models of all clients that have trained so far.
     """
+    if batch_size < 1:
+        raise InputError(f"A model is evaluated on batches of at least 1 example, not {batch_size}.")
     for name in metrics:
         if name not in METRICS:
             raise InputError(f"There is no metric '{name}'; choose from {', '.join(METRICS)}.")

@@ -28,6 +28,10 @@ class Recall:
 
     k: int
 
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise InputError(f"Recall is of the first 1 or more items, not of {self.k}.")
+
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         if outputs.ndim != 2:
             raise InputError(f"recall@{self.k} needs the scores of all items, shape [batch, items].")

@@ -22,7 +22,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (64,), dropout: float
     for size in hidden:
         layers += [nn.Linear(width, size), nn.ReLU()]
         if dropout:
-            layers.append(nn.Dropout(dropout))
+            layers.append(_dropout(dropout))
         width = size
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
@@ -53,8 +53,14 @@ def cnn(
         raise InputError("The images are too small for this many convolutions.")
     layers.append(nn.Flatten())
     if dropout:
-        layers.append(nn.Dropout(dropout))
+        layers.append(_dropout(dropout))
     return nn.Sequential(*layers, nn.Linear(channels * size**2, dense), nn.ReLU(), nn.Linear(dense, outputs))
+
+
+def _dropout(share: float) -> nn.Module:
+    if not 0 <= share < 1:
+        raise InputError(f"Dropout leaves out a share of at least 0 and below 1, not {share}.")
+    return nn.Dropout(share)
 
 
 class CharacterGRU(nn.Module):

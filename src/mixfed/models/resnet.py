@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mixfed.errors import InputError
 from mixfed.models.photographs import IMAGENET, as_photographs
 
 Norm = Callable[[int], nn.Module]
@@ -41,7 +42,7 @@ class ResNet18(nn.Module):
     network gives its 8·width features.
 
     BatchNorm keeps running statistics, which follow the model's policy for buffers: averaged like parameters unless
-    ``model.buffers`` says otherwise. ``norm = "group"`` has no statistics at all, but cannot start from published
+    it says otherwise. ``norm = "group"`` has no statistics at all, but cannot start from published
     weights.
     """
 
@@ -54,8 +55,10 @@ class ResNet18(nn.Module):
         resize: int = 0,
     ) -> None:
         super().__init__()
-        if norm == "group" and width % 2:
-            raise ValueError("GroupNorm needs an even width")
+        if width < 1 or resize < 0 or (norm == "group" and width % 2):
+            raise InputError(
+                "A ResNet needs a width of at least 1 (with GroupNorm an even width), and no negative resize."
+            )
         make: Norm = nn.BatchNorm2d if norm == "batch" else lambda maps: nn.GroupNorm(min(32, maps // 2), maps)
         self.resize = resize
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
