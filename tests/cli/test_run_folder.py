@@ -160,20 +160,23 @@ def test_an_edited_config_is_refused(edit: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_the_simulators_settings_may_be_written_anew_and_are_restored(tmp_path: Path) -> None:
-    """What a run chose for itself is not refused, and not forgotten, when the same command goes on with it."""
-    run = stopped_after(2, tmp_path / "run", "simulator.executor=auto", "simulator.chunk=0")
-    chosen = replace(run.stored(), simulator=replace(run.stored().simulator, executor="vmap", chunk=2))
+    """What a run chose for itself is neither refused nor forgotten when the same command goes on with it."""
+    as_asked = tiny("simulator.executor=auto")
+    run = stopped_after(2, tmp_path / "run", "simulator.executor=auto")
+    chosen = replace(as_asked, simulator=replace(as_asked.simulator, executor="vmap", chunk=2))
     run.write_config(chosen)
-    said: list[str] = []
-    again = tiny("simulator.executor=auto", "simulator.chunk=0")
-    run.adopt(again)
-    assert run.stored() == chosen
-    run_in_folder(build(again), run, resume=True, say=said.append)
-    assert not said  # no executor was timed
+    run.adopt(as_asked)
+    run_in_folder(build(as_asked), run, resume=True)
     assert run.stored() == chosen
     assert run.finished() is not None
     with pytest.raises(InputError, match=r"simulator\.executor = 'vmap', and --resume cannot make it 'loop'"):
         run.adopt(tiny("simulator.executor=loop"))
+
+    killed = RunFolder(tmp_path / "killed")  # before its first checkpoint
+    killed.write_config(chosen)
+    run_in_folder(build(as_asked), killed, resume=True)
+    run_in_folder(build(chosen), RunFolder(tmp_path / "whole"))
+    same(killed.path, tmp_path / "whole")
 
 
 # More rounds, and edited recipes
