@@ -61,7 +61,8 @@ def build_scenario(recipe: Recipe) -> Scenario:
     clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
     own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
     if not 0 <= data.label_noise <= 1 or (data.label_noise and source.classes is None):
-        raise InputError(f"data.label_noise is a share from 0 to 1 of examples with classes, not {data.label_noise}.")
+        noise = data.label_noise
+        raise InputError(f"data.label_noise is a share from 0 to 1 of examples that have classes, not {noise}.")
     if data.joining.round:
         if source.train["x"].ndim < 3 or source.train["x"].shape[-1] != source.train["x"].shape[-2]:
             raise InputError("Only square images can be turned, so data.joining needs a source of images.")
