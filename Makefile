@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 BENCH := .venv-bench
 OUT ?= runs/demo
+MINUTES ?= 60
 
-.PHONY: demo test bench clean
+.PHONY: demo test torture bench clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)
@@ -20,6 +21,10 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+# Random damage, kills and compositions (docs/testing.md); prints how to repeat what fails.
+torture: $(VENV)/installed-test
+	$(BIN)/python -m tests.adversarial --minutes $(MINUTES)
 
 # The peers want other versions of some packages than the tested set, so they live in an environment of their own.
 bench: $(BENCH)/installed
