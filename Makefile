@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 BENCH := .venv-bench
 OUT ?= runs/demo
+MINUTES ?= 60
 
-.PHONY: demo test bench clean
+.PHONY: demo test torture bench clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)
@@ -21,6 +22,10 @@ test: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Random damage, kills and compositions (docs/testing.md); prints how to repeat what fails.
+torture: $(VENV)/installed-test
+	$(BIN)/python -m tests.adversarial --minutes $(MINUTES)
 
 # The peers want other versions of some packages than the tested set, so they live in an environment of their own.
 bench: $(BENCH)/installed

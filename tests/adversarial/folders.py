@@ -15,9 +15,12 @@ from tests.warm import Process
 
 COMMON = [
     *("--set", "data.partition.clients=6", "--set", "evaluate.every=1", "--set", "checkpoint.every=2"),
-    *("--executor", "loop", "--set", "simulator.threads=1", "--rounds", "8"),
+    *("--executor", "loop", "--set", "simulator.threads=1", "--rounds", "8", "--set", "evaluate.metrics=['accuracy']"),
 ]
-DIGITS = ["run", "digits", *COMMON, "--set", "cohort=3", "--set", "client.steps=2", "--set", "central.steps=2"]
+DIGITS = [
+    *("run", "digits", *COMMON, "--set", "cohort=3", "--set", "client.steps=2", "--set", "central.steps=2"),
+    *("--set", "evaluate.sets=['all']"),
+]
 LATE = ["--set", "schedule.delay=half_normal", "--set", "schedule.sd=2.0"]
 SETUPS: dict[str, list[str]] = {
     "fedavg": [*DIGITS, "--set", "client.momentum=0.5"],

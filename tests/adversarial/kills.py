@@ -26,7 +26,7 @@ def case(trial: Trial) -> str:
             process = Process(killed_at, file := trial.one_of(FILES), often := trial.draw.randrange(1, 12), words)
             trial.note(setup, "killed at", repr(file), often)
         else:
-            process, moment = Process(plain, words), trial.draw.uniform(0.0, 1.5)
+            process, moment = Process(plain, words), trial.draw.uniform(0.0, 1.0)
             trial.note(setup, "killed after", moment)
             time.sleep(moment)
             process.send_signal(signal.SIGKILL)

@@ -17,7 +17,7 @@ TINY = [
 
 NASTY: list[Any] = [
     True, False, -1, 0, 1, 2, 10**12, -(10**12), 2**63, 10**400, 0.5, -0.5, 1e308, -1e308, 5e-324, math.nan, math.inf,
-    -math.inf, "", "word", "[bold]x[/bold]", "[/]", "[/nosuch]", "\x00", "\u202e\U0001f4a5é", "a" * 5000, "../../x",
+    -math.inf, "", "word", "[bold]x[/bold]", "[/]", "[/nosuch]", "\x00", "\u202e\U0001f4a5é", "a" * 1000, "../../x",
     "/dev/full", "%s{0}$HOME", "0x10", [], [[]], [1, "a"], [math.nan], [-1], [0], [10**12], ["[/]"], {}, {"x": 1},
     {"[/]": {"": 0}},
 ]  # fmt: skip

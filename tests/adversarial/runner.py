@@ -29,13 +29,14 @@ KINDS: dict[str, Callable[[Trial], str]] = {
     "misuse": misuse.case,
 }
 ORDER = (
-    "composition", "recipe", "file", "folder", "composition", "option", "recipe", "misuse", "file", "folder",
-    "composition", "recipe", "kill", "file", "folder", "composition", "option", "recipe", "pair", "file",
+    "composition", "recipe", "file", "folder", "composition", "misuse", "recipe", "file", "option", "composition",
+    "recipe", "file", "composition", "misuse", "recipe", "kill", "composition", "file", "recipe", "composition",
+    "folder", "file", "misuse", "composition", "recipe", "pair", "file", "option", "composition", "recipe",
 )  # fmt: skip
 """Which kind comes when: those that cost little come more often."""
 GOOD = ("fine", "refused")
 BAD = ("traceback", "signal", "wrong", "hang")
-LIMIT = 90.0
+LIMIT = 120.0
 """Seconds after which a case counts as hanging."""
 MEMORY = 4 << 30
 
