@@ -312,6 +312,7 @@ SHAPES = {
     "a number": "3",
     "no metrics": '{"ledger": {}, "rounds": 4, "seconds": 1, "seed": 0}',
     "metrics of another kind": '{"metrics": 3, "ledger": {}, "rounds": 4, "seconds": 1, "seed": 0}',
+    "a text for a number": '{"metrics": {"loss": "x"}, "ledger": {}, "rounds": 4, "seconds": 1, "seed": 0}',
     "cut": '{"metrics": {"los',
     "deep": "[" * 100_000,
     "no text": "\udcff",
@@ -327,7 +328,9 @@ def test_a_result_of_another_shape_is_a_sentence(
     assert str(run.result) in refused(capsys, *COMMAND, "--out", run.path, "--resume")
 
 
-@pytest.mark.parametrize("line", ['{"round": 99, "lo', "[3]", "{}", '{"round": "x"}', "\udcff"])
+@pytest.mark.parametrize(
+    "line", ['{"round": 99, "lo', "[3]", "{}", '{"round": "x"}', '{"round": 5, "loss": "x"}', "\udcff"]
+)
 def test_metrics_of_another_shape_are_a_sentence(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     go = ["compare", "digits", "--algorithms", "fedavg", *COMMAND[2:], "--out", tmp_path]
     run = RunFolder(tmp_path / "fedavg-seed0")

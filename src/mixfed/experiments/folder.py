@@ -200,10 +200,9 @@ class RunFolder:
             return None
         result = _parsed(self.result.read_bytes(), str(self.result))
         for name, kind in _RESULT.items():
-            if not isinstance(result.get(name), kind):
-                raise InputError(
-                    f"{self.result} is no result of a run ({name} is missing); remove it and use --resume."
-                )
+            value = result.get(name)
+            if not isinstance(value, kind) or (isinstance(value, dict) and not _has_numbers(value)):
+                raise InputError(f"{self.result} is no result of a run (see {name}); remove it and use --resume.")
         return result
 
     def has_checkpoint(self) -> bool:
@@ -350,9 +349,14 @@ def _entries(file: Path) -> list[dict[str, Any]]:
     lines = file.read_bytes().splitlines() if file.is_file() else []
     found = [_parsed(line, f"Line {i + 1} of {file}") for i, line in enumerate(lines)]
     for i, entry in enumerate(found):
-        if not isinstance(entry.get("round"), int):
-            raise InputError(f"Line {i + 1} of {file} names no round; remove result.json beside it and use --resume.")
+        if not isinstance(entry.get("round"), int) or not _has_numbers(entry):
+            told = f"Line {i + 1} of {file} is not a round with its numbers"
+            raise InputError(f"{told}; remove {file.with_name('result.json')} and use --resume.")
     return found
+
+
+def _has_numbers(entry: Mapping[str, Any]) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in entry.values())
 
 
 def _parsed(text: bytes, what: str) -> dict[str, Any]:
