@@ -17,7 +17,7 @@ from mixfed.core.optim import sgd
 from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.models.networks import CharacterGRU, cnn
+from mixfed.models.networks import CharacterGRU, cnn, mlp
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 from tests.problems import Point, half_square, small_mlp, targets
 
@@ -184,3 +184,8 @@ def test_parameters_of_a_client_do_not_linger() -> None:
     before = model.outputs(model.initial(), {"x": x}, training=False)
     model.outputs(other, {"x": x}, training=False)
     assert torch.equal(model.outputs({}, {"x": x}, training=False), before)
+
+
+def test_a_layer_without_width_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'1.weight' has the shape \[0, 3\]"):
+        Model(mlp(3, 2, [0]), cross_entropy)

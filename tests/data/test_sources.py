@@ -17,6 +17,7 @@ import torch
 from mixfed.data import SOURCES, FederatedData, load_source
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources import faces
+from mixfed.data.sources.base import Source
 from mixfed.errors import InputError
 from tests.tiny_sources import write_celeba, write_chat_wiki, write_movielens, write_vqa
 
@@ -311,3 +312,11 @@ def test_pixels_can_be_standardised() -> None:
     assert torch.equal(prepared["x"][1, 3, :, 0, 0], torch.tensor([1.0, 1.0, 0.0]))
     assert prepared["y"] is batch["y"]
     assert Pixels() == Pixels()
+
+
+@pytest.mark.parametrize("labels", [[0, 10], [-1, 3]])
+def test_labels_that_are_no_class_are_refused(labels: list[int]) -> None:
+    right, wrong = {"x": np.zeros((2, 1)), "y": np.array([0, 9])}, {"x": np.zeros((2, 1)), "y": np.array(labels)}
+    for train, test, told in ((wrong, right, "training"), (right, wrong, "test")):
+        with pytest.raises(InputError, match=f"The {told} labels go from {labels[0]} to {labels[1]}"):
+            Source(train, test, None, 10, None, "", "")

@@ -87,6 +87,12 @@ class Model:
         initial = {n: p for n, p in master.named_parameters() if chosen(n)}
         if not initial:
             raise InputError("No parameter of the module is trainable; check the predicate that picks them.")
+        for name, parameter in initial.items():
+            if not parameter.numel():
+                raise InputError(
+                    f"The parameter '{name}' has the shape {list(parameter.shape)}, so it holds nothing to train; give"
+                    " every layer a width of at least 1."
+                )
         statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
         self.trainable = tuple(initial)
         self.buffers = tuple(statistics)

@@ -48,6 +48,19 @@ class Source:
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     centre: Examples | None = None
 
+    def __post_init__(self) -> None:
+        parts = {"training": self.train, "test": self.test} | ({"central": self.centre.arrays} if self.centre else {})
+        for part, arrays in parts.items():
+            labels = arrays.get("y")
+            if self.classes is None or labels is None or not labels.size or labels.dtype.kind not in "iu":
+                continue
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= self.classes:
+                raise InputError(
+                    f"The {part} labels go from {low} to {high}, and this source has the classes 0 to"
+                    f" {self.classes - 1}; its files are damaged, or not what they seem."
+                )
+
 
 @dataclass(frozen=True)
 class SourceInfo:
