@@ -288,3 +288,14 @@ def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(
     assert chunks == [4, 3, 3]
     trained(2, checkpoints=Checkpoints(tmp_path))
     assert_equal(straight.params, trained(checkpoints=Checkpoints(tmp_path), resume=True).params)
+
+
+def test_without_the_internals_of_pytorch_clients_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixfed.models.vmap.MISSING", "PyTorch 9 lacks what this needs of its internals")
+    make, data = PROBLEMS["mlp"]
+    told: list[str] = []
+    auto = train(averaging(model(make)), data, "auto", say=told.append)
+    assert_equal(auto.params, train(averaging(model(make)), data, "loop").params)
+    assert "PyTorch 9 lacks" in told[0]
+    with pytest.raises(InputError, match=r"PyTorch 9 lacks .*; choose loop"):
+        train(averaging(model(make)), data, "vmap")

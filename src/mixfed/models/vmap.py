@@ -12,18 +12,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    _add_batch_dim,
-    _remove_batch_dim,
-    _vmap_decrement_nesting,
-    _vmap_increment_nesting,
-    current_level,
-    get_unwrapped,
-    is_functorch_wrapped_tensor,
-    maybe_get_bdim,
-    maybe_get_level,
-)
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
+
+try:
+    from torch._C._functorch import (
+        _add_batch_dim,
+        _remove_batch_dim,
+        _vmap_decrement_nesting,
+        _vmap_increment_nesting,
+        current_level,
+        get_unwrapped,
+        is_functorch_wrapped_tensor,
+        maybe_get_bdim,
+        maybe_get_level,
+    )
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
+except ImportError as error:
+    MISSING: str | None = f"PyTorch {torch.__version__} lacks what this needs of its internals ({error.name or error})"
+else:
+    MISSING = None
+"""Why cohorts cannot be batched with this version of PyTorch, or None; clients then run one by one."""
 
 Params = dict[str, Tensor]
 

@@ -19,6 +19,7 @@ from mixfed.core.ledger import Cost, Ledger, count_work
 from mixfed.core.private import PrivateStore
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError, explained
+from mixfed.models import vmap
 from mixfed.transforms.rows import select as rows
 
 EXECUTORS = ("auto", "loop", "vmap")
@@ -225,6 +226,8 @@ class Chooser:
         return [math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes]
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
+        if vmap.MISSING:
+            return vmap.MISSING
         full = plan.rows.shape[2]
         if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
             return "BatchNorm would take the padding of ragged batches for examples"
