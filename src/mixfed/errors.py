@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,13 @@ class InputError(ValueError):
 
 class RunStopped(RuntimeError):
     """A run cannot go on through no fault of its input (every update of a round was NaN, say); one sentence."""
+
+
+def require_memory(what: str, size: int, way_out: str) -> None:
+    """Refuses what takes more bytes than this machine has, with the size that it would need."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > there:
+        raise InputError(f"{what} takes {size:,} bytes, and this machine has {there:,} of memory; {way_out}.")
 
 
 @contextmanager

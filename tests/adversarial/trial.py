@@ -56,7 +56,7 @@ class Trial:
 
 def command(words: list[str], encoding: str = "utf-8", patience: int = PATIENCE) -> Told:
     """Runs the command ``mixfed`` in this process and catches what it writes; without patience it is never stopped."""
-    from mixfed.cli import app
+    from mixfed.cli import main
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -64,7 +64,7 @@ def command(words: list[str], encoding: str = "utf-8", patience: int = PATIENCE)
     sys.argv, code = ["mixfed", *words], 0
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            app()
+            main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     finally:

@@ -11,10 +11,9 @@ import pytest
 
 from mixfed.cli.common import reported
 from mixfed.cli.console import sentence
-from mixfed.errors import InputError
+from mixfed.errors import InputError, require_memory
 from mixfed.experiments import toml
 from mixfed.experiments.build import build, usable_device
-from mixfed.experiments.limits import require_room
 
 from .test_summaries import study
 from .tools import COMMAND, TINY, WAIT, environment, here, refused
@@ -192,9 +191,12 @@ def test_the_machine_s_limits_are_sentences(error: Exception, capsys: pytest.Cap
 
 
 def test_what_does_not_fit_into_memory_is_said_with_its_size() -> None:
-    require_room("Nothing", 0, "go on")
-    with pytest.raises(InputError, match=r"^A thing takes 1 PB, and this machine has .*B of memory; buy more\.$"):
-        require_room("A thing", 10**15, "buy more")
+    require_memory("Nothing", 0, "go on")
+    with pytest.raises(
+        InputError,
+        match=r"^A thing takes 1,000,000,000,000,000 bytes, and this machine has [\d,]+ of memory; buy more\.$",
+    ):
+        require_memory("A thing", 10**15, "buy more")
 
 
 def test_a_device_that_is_there() -> None:

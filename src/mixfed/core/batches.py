@@ -20,7 +20,7 @@ from torch import Tensor
 from mixfed import rng
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError
+from mixfed.errors import InputError, require_memory
 
 if TYPE_CHECKING:
     from mixfed.core.train import Kernel
@@ -308,6 +308,7 @@ def plan_central(source: str, data: CentralData, batching: Batching, seed: int, 
     size = min(batching.batch_size or n, n)
     per_epoch = -(-n // size)
     steps = batching.steps if batching.steps is not None else (batching.epochs or 1) * per_epoch
+    require_memory("The list of the centre's batches", 8 * steps * size, "take fewer steps or epochs")
     number = round * steps + np.arange(steps)
     rows = np.zeros((steps, size), dtype=np.int64)
     counts = np.minimum(n - (number % per_epoch) * size, size)
@@ -334,8 +335,10 @@ def _places(
     """Which of its own examples (0..size−1) each client takes at each step, and how many of a batch are real."""
     batch = batching.batch_size or int(sizes.max())
     per_epoch = -(-sizes // batch)
-    steps = np.full_like(sizes, batching.steps) if batching.steps is not None else per_epoch * (batching.epochs or 1)
     width = min(batch, int(sizes.max()))
+    most = batching.steps if batching.steps is not None else int(per_epoch.max()) * (batching.epochs or 1)
+    require_memory("The list of a round's batches", 8 * len(sizes) * most * width, "take fewer steps or epochs")
+    steps = np.full_like(sizes, batching.steps) if batching.steps is not None else per_epoch * (batching.epochs or 1)
     step = np.arange(int(steps.max()))
     epoch, position = step // per_epoch[:, None], (step % per_epoch[:, None]) * batch
     counts = np.where(step < steps[:, None], np.minimum(sizes[:, None] - position, batch), 0)

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def reading(file: str | Path) -> Iterator[None]:
     except MemoryError as error:
         raise InputError(f"'{file}' needs more memory than there is ({error or 'out of memory'})") from error
     except DAMAGE as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 160, placeholder=" …")
         raise InputError(f"'{file}' cannot be read ({told}); it is damaged or of another format") from error
 
 

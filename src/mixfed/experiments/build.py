@@ -34,7 +34,7 @@ from mixfed.evaluate.metrics import evaluator, metric_sums
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.limits import require_memory
+from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
 from mixfed.experiments.schema import parameters, shortened
 from mixfed.models import MODELS
@@ -113,7 +113,7 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     if min(weights) < 0 or max(weights) == 0:
         raise InputError("The weights mixing.w_f and mixing.w_c of the mixed loss are at least 0, and not both are 0.")
     scenario = scenario or build_scenario(recipe)
-    require_memory(recipe, scenario)
+    require_room_for_batches(recipe, scenario)
     model = build_model(recipe, scenario)
     entry = ALGORITHMS[recipe.algorithm]
     mixes = _mixes(recipe)

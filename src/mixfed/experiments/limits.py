@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 
 from mixfed.data.scenario import Scenario
-from mixfed.errors import InputError
+from mixfed.errors import require_memory
 from mixfed.experiments.recipe import Recipe, Training
-from mixfed.experiments.report.tables import amount
 
 ROW = np.dtype(np.int64).itemsize
 """Bytes of the number of a row."""
 
 
-def require_memory(recipe: Recipe, scenario: Scenario) -> None:
+def require_room_for_batches(recipe: Recipe, scenario: Scenario) -> None:
     """Refuses steps or epochs whose batches, as numbers of rows for a whole cohort, do not fit into memory."""
     cohort = max(recipe.schedule.concurrency, recipe.cohort, 1)
     sizes = scenario.clients.sizes()
@@ -30,12 +28,4 @@ def _check(section: Training, name: str, examples: int, trainers: int) -> None:
     steps = section.steps or section.epochs * math.ceil(examples / max(batch, 1))
     key = "steps" if section.steps else "epochs"
     what = f"A round's list of examples with {name}.{key} = {section.steps or section.epochs}"
-    require_room(what, ROW * trainers * steps * batch, f"choose fewer {key}")
-
-
-def require_room(what: str, size: int, way_out: str) -> None:
-    """Refuses what takes more bytes than this machine has."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > there:
-        needed, known = amount("bytes", size), amount("bytes", there)
-        raise InputError(f"{what} takes {needed}, and this machine has {known} of memory; {way_out}.")
+    require_memory(what, ROW * trainers * steps * batch, f"choose fewer {key}")

@@ -33,8 +33,7 @@ from mixfed.core.model import Model
 from mixfed.core.optim import sgd
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
-from mixfed.errors import InputError
-from mixfed.experiments.limits import require_room
+from mixfed.errors import InputError, require_memory
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.plot import plot_theory
@@ -136,7 +135,7 @@ def theory(recipe: Recipe, out: str | Path) -> tuple[list[float], list[Curve]]:
         for rho in section.rho
     ]
     numbers = section.devices * max(section.examples, section.test) * section.dimension
-    require_room("The data of the theory", 8 * numbers, "lower theory.devices, theory.examples or theory.dimension")
+    require_memory("The data of the theory", 8 * numbers, "lower theory.devices, theory.examples or theory.dimension")
     found = curves(settings, alphas, range(recipe.seed, recipe.seed + section.seeds))
     write_json(out / "theory.json", as_json(alphas, found))
     plot_theory(out / "theory.png", alphas, {_title(s): (s.best, closed, measured) for s, closed, measured in found})
