@@ -35,9 +35,7 @@ class Scripted:
 
     def __post_init__(self) -> None:
         if not all(delay >= 0 for delay in (*self.table.values(), self.otherwise)):
-            raise InputError(
-                "Scripted delays must be numbers of at least 0 rounds (infinity: it never reports)."
-            )
+            raise InputError("Scripted delays must be numbers of at least 0 rounds (infinity: it never reports).")
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         return np.array([self.table.get((round, int(c)), self.otherwise) for c in clients], dtype=np.float64)
