@@ -111,8 +111,8 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(
     tune = ["tune", recipe, "--algorithms", "fed_ft", *TINY]
     assert "never on test data" in refused(capsys, *tune, "--on", "test")
     assert "--on" in refused(capsys, *tune, "--set", "evaluate.on=test")
-    assert "data.validation" in refused(capsys, *tune, "--out", tmp_path / "a")
-    assert "data.central.validation" in refused(capsys, *tune, "--on", "centre", "--out", tmp_path / "b")
+    assert "no validation part" in refused(capsys, *tune, "--out", tmp_path / "a")
+    assert "share of the centre's examples apart" in refused(capsys, *tune, "--on", "centre", "--out", tmp_path / "b")
     assert "sets it to one value" in refused(capsys, *tune, "--set", "central.steps=2")
     assert "cannot be 7" in refused(capsys, *tune, "--trials", "7")
     assert "not a setting of a method" in refused(capsys, *tune, "--grid", "data.validation=0.1,0.2")

@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, int, Any, str]] = [
     ("squared", 10, TEN, r"outputs have the shape \[10\], and the labels of the examples \[\]"),
     ("squared", 1, np.ones((N, 2)), r"outputs have the shape \[1\], and the labels of the examples \[2\]"),
     ("squared", 1, spoiled(37, np.inf), "not finite"),
-    ("hinge", 5, TEN, "go from 0 to 9, and the model scores the items 0 to 4 only"),
+    ("hinge", 10, spoiled(37, 0.5), "float64 with fractions"),
     ("hinge", 10, TEN[:, None], "one item for each example"),
 ]
 

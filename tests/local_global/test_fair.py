@@ -189,5 +189,5 @@ def test_refusals() -> None:
         Minimax(fair_model(), sgd(0.1), Batching(1, steps=1), strength=-1.0)
     with pytest.raises(InputError, match="1 or more steps"):
         Minimax(fair_model(), sgd(0.1), Batching(1, steps=1), adversary_steps=0)
-    with pytest.raises(InputError, match="name attributes in data"):
+    with pytest.raises(InputError, match="say which attributes are protected"):
         parity_gap({"scores": np.ones(2), "y": np.ones(2)})

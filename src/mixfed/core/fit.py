@@ -80,11 +80,10 @@ def _classes(outputs: Tensor, labels: Labels, whose: str) -> None:
 
 
 def _items(outputs: Tensor, labels: Labels, whose: str) -> None:
+    """An item that the model lacks is told where it is looked up, with the client that has it."""
     if labels.ndim != 1:
         raise InputError(f"The hinge loss needs the id of one item for each example, and those of {whose} have more.")
     _whole(labels, whose)
-    if outputs.ndim == 2:
-        _between(labels, outputs.shape[1] - 1, whose, "the model scores the items")
 
 
 def _yes_or_no(outputs: Tensor, labels: Labels, whose: str) -> None:

@@ -65,8 +65,8 @@ class Scenario:
         """Of the "test", "validation" or "centre" examples: all, those of the clients' kind, or of the centre's."""
         data = {"test": self.test, "validation": self.validation, "centre": self.of_centre}[on]
         if data is None:
-            setting = "data.central.validation" if on == "centre" else "data.validation"
-            raise InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
+            whose = "the centre's examples" if on == "centre" else "the examples"
+            raise InputError(f"There is no {on} part to evaluate on; keep a share of {whose} apart for validation.")
         if name == "all":
             return data
         mask = self.like_clients.get(on)
@@ -76,7 +76,7 @@ class Scenario:
             )
         chosen = mask if name == "clients" else ~mask
         if not chosen.any():
-            raise InputError(f"No {on} example is like those of the {name}; leave '{name}' out of evaluate.sets.")
+            raise InputError(f"No {on} example is like those of the {name}; do not evaluate on it.")
         return data.select(chosen)
 
 
@@ -117,15 +117,15 @@ def deal(
     if "labels" in wanted:
         if by not in examples.arrays or examples.arrays[by].ndim != 1:
             fields = ", ".join(name for name, values in examples.arrays.items() if values.ndim == 1)
-            raise InputError(f"The examples have no labels '{by}' (data.partition.by); they have {fields}.")
+            raise InputError(f"The examples have no labels '{by}' to deal them by; they have {fields}.")
         given["labels"] = examples.arrays[by]
     if "keys" in wanted:
         if examples.people is None:
-            raise InputError("This source has no natural clients; choose another data.partition.kind.")
+            raise InputError("This source has no natural clients; choose another partition.")
         given["keys"] = examples.people
     missing = [name for name, needed in wanted.items() if needed and name not in given and name != "seed"]
     if missing:
-        raise InputError(f"The partition '{kind}' needs data.partition.{missing[0]}.")
+        raise InputError(f"The partition '{kind}' needs '{missing[0]}'; give it a value.")
     return FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
 
 
@@ -134,7 +134,7 @@ def with_label_noise(clients: FederatedData, share: float, classes: int | None, 
     if not share:
         return clients
     if not 0 < share <= 1 or classes is None:
-        raise InputError(f"data.label_noise is a share from 0 to 1 of examples that have classes, not {share}.")
+        raise InputError(f"Label noise is a share from 0 to 1 of examples that have classes, not {share}.")
     draw, labels = generator(seed, "scenario/label-noise"), clients.arrays["y"].copy()
     rows = draw.permutation(len(labels))[: round(share * len(labels))]
     labels[rows] = draw.integers(0, classes, len(rows))
@@ -163,7 +163,7 @@ def join_device(
             raise InputError(f"The joining device cannot hold {count} {name} examples of the source's {available}.")
         drawn = take(arrays, np.sort(generator(seed, f"scenario/joining/{name}").choice(available, count, False)))
         if drawn["x"].ndim < 3 or drawn["x"].shape[-1] != drawn["x"].shape[-2]:
-            raise InputError("Only square images can be turned, so data.joining needs a source of images.")
+            raise InputError("Only square images can be turned, so a device joins a source of images only.")
         drawn = drawn | {"x": np.ascontiguousarray(np.rot90(drawn["x"], degrees // 90, axes=(-2, -1)))}
         offsets = np.append(data.offsets, data.offsets[-1] + count)
         joined[name] = replace(data, arrays=join([data.arrays, drawn]), offsets=offsets, names=None)

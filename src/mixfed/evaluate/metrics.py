@@ -193,7 +193,7 @@ def odds_gap(found: Mapping[str, NDArray[Any]]) -> float:
 
 def _attributes(found: Mapping[str, NDArray[Any]]) -> list[NDArray[np.bool_]]:
     if "protected" not in found:
-        raise InputError("Fairness gaps need examples with a field 'protected'; name attributes in data.protected.")
+        raise InputError("Fairness gaps need examples with a field 'protected'; say which attributes are protected.")
     return [column > 0.5 for column in found["protected"].reshape(len(found["y"]), -1).T]
 
 

@@ -67,7 +67,7 @@ def local_test(
     chosen = np.arange(len(data)) if clients is None else np.asarray(clients)
     chosen = chosen[data.sizes(chosen) > 0]
     if not len(chosen):
-        raise InputError("There are no test examples on clients; set data.own_test to a share above 0.")
+        raise InputError("Clients have no test examples of their own; keep a share of each client's examples apart.")
     pooled = data.select(chosen).pooled()
 
     def evaluate(params: Params, privates: PrivateStore | RemoteClients) -> dict[str, float]:

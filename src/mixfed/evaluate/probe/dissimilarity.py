@@ -110,7 +110,7 @@ def _one_step(setup: Setup) -> Algorithm:
     """SGD on the mixed loss, one gradient a round from each side, which writes down what it sees."""
     (w_f, w_c), model, rate = setup.weights, setup.client.model, setup.client.optimizer.learning_rate
     if min(w_f, w_c) <= 0:
-        raise InputError("The probe compares two losses; both weights (mixing.w_f and mixing.w_c) must be above 0.")
+        raise InputError("The probe compares two losses; the weights of both must be above 0.")
     federated = _weighted(setup.client, w_f)
 
     def central(params: Params, server: Server) -> list[tuple[Params, Tensor]]:
