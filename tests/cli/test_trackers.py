@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,24 +18,14 @@ from .tools import TINY, WAIT, here, lines, start, wait_for
 
 def interrupted_run(tracker: str, folder: Path, rounds: int) -> list[dict[str, float]]:
     """A tracked run that is stopped once and resumed; returns what metrics.jsonl says."""
-    command = [
-        "run",
-        "digits",
-        "--rounds",
-        str(rounds),
-        *TINY,
-        "--executor",
-        "loop",
-        "--track",
-        tracker,
-        "--out",
-        folder,
-    ]
+    options = ["--rounds", str(rounds), *TINY, "--executor", "loop", "--track", tracker]
+    command = ["run", "digits", *options, "--out", folder]
     process = start(*command)
     wait_for(lambda: lines(folder) >= 5, process)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=WAIT)
     assert process.returncode == 143, told
+    time.sleep(1.0)  # TensorBoard sorts its files by the second in which they were begun
     here(*command, "--resume")
     return RunFolder(folder).history()
 
