@@ -43,8 +43,9 @@ SETUPS: dict[str, list[str]] = {
 COMPARED = ("model.safetensors", "metrics.jsonl")
 
 
-def killed_at(name: str, how_often: int, words: list[str]) -> None:
-    """Runs the command in this process, and kills it when it puts a file of that name (or any) in place the n-th time.
+def killed_at(name: str, how_often: int, words: list[str], sent: int = signal.SIGKILL) -> None:
+    """Runs the command in this process, and kills it (or sends it another signal) when it puts a file of that name (or
+    any) in place the n-th time.
 
     Half of the numbers kill just before the file is in its place, the others just after.
     """
@@ -55,10 +56,10 @@ def killed_at(name: str, how_often: int, words: list[str]) -> None:
             seen[0] += 1
         last = seen[0] == (how_often + 1) // 2 and name in Path(target).name
         if last and how_often % 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
         replace(source, target)
         if last:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
 
     os.replace = put
     plain(words)

@@ -30,35 +30,52 @@ def case(trial: Trial) -> str:
             trial.note(setup, "killed after", moment)
             time.sleep(moment)
             process.send_signal(signal.SIGKILL)
-        out, err = process.communicate(60)
-        code = process.returncode
-        if code != -signal.SIGKILL:
-            judged(Told(code if code is not None and code >= 0 else 1, out, err))
+        if process.wait(60) != -signal.SIGKILL:
+            ending(process)
     if not (mine / "result.json").exists():
         ended(trial, Process(plain, going_on(setup, mine)), 0)
     return alike(mine, whole)
 
 
 def pair(trial: Trial) -> str:
-    """Two resumes of one run, one soon after the other: at most one goes on, and the end is right."""
+    """Two resumes of one run, one soon after the other: only one goes on, and the end is right."""
     quick_pictures()
     setup = trial.one_of(list(SETUPS))
     whole, mine = straight(trial, setup), trial.folder / "run"
-    Process(killed_at, "round-", 2 * trial.draw.randrange(1, 4), going_on(setup, mine)).communicate(60)
-    first = Process(plain, going_on(setup, mine))
-    time.sleep(wait := trial.draw.uniform(0.0, 0.5))
-    trial.note(setup, "resumed twice,", wait, "seconds apart")
+    Process(killed_at, "round-", 2 * trial.draw.randrange(1, 3), going_on(setup, mine)).communicate(60)
+    if asleep := trial.draw.random() < 0.5:
+        first = Process(killed_at, "round-", trial.draw.randrange(1, 5), going_on(setup, mine), signal.SIGSTOP)
+        trial.note(setup, "resumed while another resume sleeps")
+        wait_until_asleep(first)
+    else:
+        first = Process(plain, going_on(setup, mine))
+        trial.note(setup, "resumed twice,", moment := trial.draw.uniform(0.0, 0.5), "seconds apart")
+        time.sleep(moment)
     second = Process(plain, going_on(setup, mine))
-    for process in (first, second):
-        out, err = process.communicate(60)
-        if (code := process.returncode) is None or code < 0:
-            raise Wrong(f"ended by signal {code}: {err[-300:]}")
-        if "Traceback" in err:
-            raise RuntimeError(err)
-        judged(Told(code, out, err))
+    verdict = ending(second)
+    first.send_signal(signal.SIGCONT)
+    ending(first)
+    if asleep and verdict == "fine":
+        raise Wrong("a run was resumed while another process had it")
     if not (mine / "result.json").exists():
         ended(trial, Process(plain, going_on(setup, mine)), 0)
     return alike(mine, whole)
+
+
+def wait_until_asleep(process: Process) -> None:
+    """Waits until the process has stopped itself, or has ended."""
+    while process.poll() is None and Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+        time.sleep(0.01)
+
+
+def ending(process: Process) -> str:
+    """How a command in a process of its own ended: fine, or refused in a sentence."""
+    out, err = process.communicate(60)
+    if (code := process.returncode) is None or code < 0:
+        raise Wrong(f"ended by signal {code}: {err[-300:]}")
+    if "Traceback" in err:
+        raise RuntimeError(err)
+    return judged(Told(code, out, err))
 
 
 def going_on(setup: str, folder: Path) -> list[str]:

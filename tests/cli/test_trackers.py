@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from mixfed.experiments.trackers import TRACKERS
 from .tools import TINY, WAIT, here, lines, start, wait_for
 
 
-def interrupted_run(tracker: str, folder: Path) -> list[dict[str, float]]:
+def interrupted_run(tracker: str, folder: Path, rounds: int) -> list[dict[str, float]]:
     """A tracked run that is stopped once and resumed; returns what metrics.jsonl says."""
-    command = ["run", "digits", "--rounds", "50", *TINY, "--executor", "loop", "--track", tracker, "--out", folder]
+    options = ["--rounds", str(rounds), *TINY, "--executor", "loop", "--track", tracker]
+    command = ["run", "digits", *options, "--out", folder]
     process = start(*command)
     wait_for(lambda: lines(folder) >= 5, process)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=WAIT)
     assert process.returncode == 143, told
+    time.sleep(1.0)  # TensorBoard sorts its files by the second in which they were begun
     here(*command, "--resume")
     return RunFolder(folder).history()
 
@@ -30,7 +33,7 @@ def interrupted_run(tracker: str, folder: Path) -> list[dict[str, float]]:
 def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    history = interrupted_run("tensorboard", tmp_path / "run")
+    history = interrupted_run("tensorboard", tmp_path / "run", 50)
     shown = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     shown.Reload()
     points = shown.Scalars("accuracy")
@@ -41,7 +44,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_mlflow(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    history = interrupted_run("mlflow", tmp_path / "run")
+    history = interrupted_run("mlflow", tmp_path / "run", 20)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
     run = (tmp_path / "run" / "mlflow-run-id").read_text()
     points = sorted((m.step, m.value) for m in client.get_metric_history(run, "accuracy"))
