@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import mixfed.cli.common
 import mixfed.cli.compare
-import mixfed.cli.holdings
 import mixfed.cli.listing
+import mixfed.cli.ownership
 import mixfed.cli.probe
 import mixfed.cli.run
 import mixfed.cli.split

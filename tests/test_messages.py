@@ -15,8 +15,9 @@ from mixfed.experiments.recipe import Recipe
 ROOT = Path(mixfed.__file__).parent
 SECTIONS = "|".join(field.name for field in fields(Recipe))
 FILES = [
-    *(file for room in ("data", "models", "evaluate") for file in sorted((ROOT / room).rglob("*.py"))),
-    *(ROOT / "core" / f"{name}.py" for name in ("losses", "regularisers", "fit", "optim", "delays", "model")),
+    file
+    for room in ("data", "models", "core", "transforms", "algorithms", "backends", "evaluate")
+    for file in sorted((ROOT / room).rglob("*.py"))
 ]
 
 

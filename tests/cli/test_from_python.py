@@ -11,11 +11,11 @@ import pytest
 from mixfed.core.loop import Result
 from mixfed.errors import InputError
 from mixfed.experiments.compare import compare
-from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.holdings import holdings
+from mixfed.experiments.ownership import holdings
 from mixfed.experiments.probing import probe
 from mixfed.experiments.request import Request
 from mixfed.experiments.runs import Interrupted, Moved, Watch
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.study import load, run_study
 from mixfed.experiments.tune import tune
 

@@ -13,8 +13,8 @@ from mixfed.errors import InputError
 from mixfed.experiments import study as studies
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.request import Request
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.texts import packaged
 
 

@@ -12,9 +12,9 @@ import pytest
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments import tune as tuning
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.request import Request
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.scores import best_of_last, score
 from mixfed.experiments.tune import Trial
 

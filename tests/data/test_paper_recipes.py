@@ -11,9 +11,9 @@ from mixfed.core.schedule import sample_cohort
 from mixfed.errors import InputError
 from mixfed.experiments import tune as tuning
 from mixfed.experiments.build import build_model, build_schedule
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.request import Request
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.toml import chosen as chosen_for
 from mixfed.experiments.toml import load, override, resolve
 from mixfed.models import MODELS

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixfed.cli.holdings import holdings_table
+from mixfed.cli.ownership import holdings_table
 from mixfed.data import load_source
 from mixfed.data.sources.chat_wiki import VOCABULARY, encode
 from mixfed.errors import InputError
 from mixfed.experiments.build import build
-from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.toml import resolve
 from tests.tiny_sources import write_chat_wiki
 

@@ -13,7 +13,7 @@ from torch import nn
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import build_model
-from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.scenario import build_scenario
 from mixfed.models.photographs import as_photographs
 from mixfed.models.resnet import ResNet18
 from mixfed.models.weights import load_weights

@@ -13,7 +13,7 @@ from mixfed.data import load_source
 from mixfed.data.sources.movielens import in_time
 from mixfed.errors import InputError
 from mixfed.experiments.build import build
-from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.toml import load, override, resolve
 
 LINES = [(7, 30, 100), (2, 5, 11), (7, 10, 50), (7, 20, 75), (2, 6, 10), (2, 9, 12), (2, 8, 9), (9, 1, 1), (9, 2, 2)]

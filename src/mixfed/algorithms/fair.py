@@ -39,7 +39,7 @@ class Minimax(LocalTrainer):
         if self.adversary_steps < 1:
             raise InputError(f"An adversary takes 1 or more steps at a time, not {self.adversary_steps}.")
         if not any(name.startswith(AUXILIARY) for name in self.model.trainable):
-            raise InputError("Minimax training needs a network with an adversary; set auxiliary.kind to 'adversary'.")
+            raise InputError("Minimax training needs a network with an auxiliary model that is the adversary.")
 
     @property
     def same_in_every_round(self) -> bool:

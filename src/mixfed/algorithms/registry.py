@@ -77,7 +77,7 @@ class Setup:
         """For what takes the centre's labels as the task's."""
         if self.of_other_domain:
             raise InputError(
-                "The centre's data is of another domain (data.central.kind), and this algorithm would take its labels"
+                "The centre's data is of another domain, and this algorithm would take its labels"
                 " as the task's; choose feddf, or feddle with the objective out_of_domain or rotation."
             )
 
@@ -152,7 +152,7 @@ def _lg_fedavg(
     if warm_start >= setup.rounds:
         raise InputError(
             f"A warm start of {warm_start} rounds leaves no round of {setup.rounds} for what is local;"
-            " set algorithms.lg_fedavg.warm_start below the number of rounds."
+            " choose a warm start of fewer rounds."
         )
     is_global = named(names, model) if names else global_layers(model, layers, side)
     return local_global(base_of(base).make(setup, **setup.options.get(base, {})), is_global, warm_start=warm_start)

@@ -28,7 +28,7 @@ from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, explained
-from mixfed.transforms.rows.select import Picked, Wanted, ask
+from mixfed.transforms.rows.select import RowDelivery, RowRequest, ask
 
 Measure = Callable[[Algorithm, Params, CentralData, Sequence[str]], dict[str, float]]
 """Sums of metrics over examples, and their number under ``examples``."""
@@ -124,11 +124,11 @@ class ClientRuntime:
         arrays = {name: x.cpu().numpy() for name, x in examples.items()}
         return CentralData(arrays, None if header["prepared"] else self.data.prepare)
 
-    def _wanted(self, batches: Batches) -> Wanted:
+    def _wanted(self, batches: Batches) -> RowRequest:
         tables = self.algorithm.rows.tables
         return ask(tables, {t: self.algorithm.model.shapes[t][0] for t in tables}, batches, [self.client])
 
-    def _picked(self, batches: Batches, message: Message) -> Picked | None:
+    def _picked(self, batches: Batches, message: Message) -> RowDelivery | None:
         """The rows that these batches look up, which are the first of those in the message."""
         if not self.algorithm.rows:
             return None
@@ -137,7 +137,7 @@ class ClientRuntime:
             part: {t: x[: wanted.rows[t].shape[1]] for t, x in leaves.items() if t in wanted.tables}
             for part, leaves in message.payload.items()
         }
-        return Picked(**vars(wanted), payload=rows)
+        return RowDelivery(**vars(wanted), payload=rows)
 
     def _work(self, plan: Plan, message: Message, private: Private, examples: int) -> tuple[int, int]:
         """What a step on so many examples costs."""

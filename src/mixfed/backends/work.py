@@ -13,11 +13,11 @@ from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches
 from mixfed.core.tree import Params
 from mixfed.models.parts import AUXILIARY
-from mixfed.transforms.rows.select import Picked
+from mixfed.transforms.rows.select import RowDelivery
 
 
 def client_work(
-    algorithm: Algorithm, message: Message, private: Private, batches: Batches, picked: Picked | None = None
+    algorithm: Algorithm, message: Message, private: Private, batches: Batches, picked: RowDelivery | None = None
 ) -> tuple[Upload, Private]:
     """Trains a client on its batches; gives its upload as it travels, and what it keeps.
 

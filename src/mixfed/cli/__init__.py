@@ -158,9 +158,9 @@ def data_command(
     plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.", metavar="FILE")] = None,
 ) -> None:
     """Who holds what in a recipe: clients, centre and test, in a table and a picture."""
-    from mixfed.cli import holdings
+    from mixfed.cli import ownership
 
-    holdings.show(request, plot)
+    ownership.show(request, plot)
 
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}

@@ -13,7 +13,7 @@ from mixfed.core import tree
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.core.backend import Backend, Run
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.fit import check_fit
+from mixfed.core.compatible import check_compatible
 from mixfed.core.ledger import Ledger
 from mixfed.core.policy import Policy
 from mixfed.core.schedule import Schedule
@@ -223,4 +223,4 @@ def _check(
             raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
         populations[source].require_no_empty_clients()
         schedule.check(source, populations[source], algorithm.lateness.buffer)
-        check_fit(algorithm.model, populations[source], f"the examples of '{source}'")
+        check_compatible(algorithm.model, populations[source], f"the examples of '{source}'")

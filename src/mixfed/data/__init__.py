@@ -44,5 +44,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The picture is drawn in another room, which is opened when it is wanted."""
     if name == "plot_holdings":
-        return import_module("mixfed.experiments.report.holdings").plot_holdings
+        return import_module("mixfed.experiments.report.ownership").plot_holdings
     raise AttributeError(f"module 'mixfed.data' has no attribute '{name}'")

@@ -18,8 +18,8 @@ from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
 from mixfed.core.backend import Backend
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.compatible import check_compatible
 from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
-from mixfed.core.fit import check_fit
 from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.losses import CRITERIA
 from mixfed.core.model import Loss, Model
@@ -33,9 +33,9 @@ from mixfed.errors import InputError, explained
 from mixfed.evaluate.metrics import evaluator, metric_sums
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
+from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import parameters, shortened
 from mixfed.models import MODELS
 from mixfed.models.weights import load_weights
@@ -215,9 +215,9 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         dtype=getattr(torch, section.dtype),
         device=usable_device(recipe.device),
     )
-    check_fit(model, scenario.test, "the test examples")
+    check_compatible(model, scenario.test, "the test examples")
     if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
-        check_fit(model, scenario.central, "the central examples")
+        check_compatible(model, scenario.central, "the central examples")
     return model
 
 

@@ -10,11 +10,11 @@ from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import Advice, advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
 from mixfed.experiments.build import build_model, build_setup
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.probe import plot_probe
 from mixfed.experiments.runs import UNWATCHED, Interrupted, Watch
+from mixfed.experiments.scenario import build_scenario
 
 
 def probe(

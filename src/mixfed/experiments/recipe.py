@@ -198,7 +198,7 @@ EVALUATION_SETS = (
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateSection:
     """When, by what and on what the model is evaluated: test examples, or to tune those of ``data.validation`` or
     ``data.central.validation``. A run's figures are those of its last evaluation, or the best of so many last ones.
 
@@ -305,7 +305,7 @@ class Recipe:
     mixing: Mixing = field(default_factory=Mixing)
     regulariser: Regulariser = field(default_factory=Regulariser)
     rows: RowExchange = field(default_factory=RowExchange)
-    evaluate: Evaluate = field(default_factory=Evaluate)
+    evaluate: EvaluateSection = field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)

@@ -11,9 +11,9 @@ from mixfed.core.loop import Record, Result
 from mixfed.data.scenario import Scenario
 from mixfed.errors import RunStopped
 from mixfed.experiments.build import build
-from mixfed.experiments.dealing import build_scenario
 from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.scenario import build_scenario
 
 Key = TypeVar("Key")
 Moved = Callable[[int, Mapping[str, float]], None]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mixfed.backends.simulator import cores
-from mixfed.backends.simulator.executors import REUSED, WHOLE, Execution, Part, Pool, execute
+from mixfed.backends.simulator.executors import REUSED, WHOLE, Cohort, Execution, Pool, execute
 from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Algorithm, Message
 from mixfed.core.batches import Plan
@@ -178,7 +178,7 @@ class Chooser:
         for how in candidates:
             try:
                 execute(
-                    self.algorithm, [Part.alike(message, few.first_clients(2), sized[how])], self.privates, self.pool
+                    self.algorithm, [Cohort.alike(message, few.first_clients(2), sized[how])], self.privates, self.pool
                 )
             except InputError as error:
                 if how.name == "loop":
@@ -190,7 +190,7 @@ class Chooser:
             took = []
             for _ in range(3):
                 start = time.perf_counter()
-                execute(self.algorithm, [Part.alike(message, few, sized[how])], self.privates, self.pool)
+                execute(self.algorithm, [Cohort.alike(message, few, sized[how])], self.privates, self.pool)
                 took.append(time.perf_counter() - start)
             seconds[how] = min(took)
         best = min(seconds, key=lambda how: seconds[how])

@@ -14,7 +14,7 @@ from mixfed.backends.aggregate import single
 from mixfed.backends.clock import VirtualClock
 from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
-from mixfed.backends.simulator.executors import Gathered, Part, execute, keep_freed_memory
+from mixfed.backends.simulator.executors import Cohort, Gathered, execute, keep_freed_memory
 from mixfed.backends.work import bytes_of_own
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Message, Reply
@@ -151,12 +151,12 @@ class Simulator:
             message = self._messages[jobs.source].of(round)
             plan = self._plan(jobs.source, np.sort(same.clients), message, round)
             if message.first or self.privates.keeps_something():
-                part = Part.alike(message, plan, self.chooser.how(message, plan))
+                part = Cohort.alike(message, plan, self.chooser.how(message, plan))
                 ((gathered,),) = execute(self.algorithm, [part], self.privates, self.chooser.pool)
                 self._keep(gathered, jobs.source)
             self._count_work(plan, message)
 
-    def _parts(self, groups: list[tuple[int, Jobs]]) -> list[Part]:
+    def _parts(self, groups: list[tuple[int, Jobs]]) -> list[Cohort]:
         """A cohort for the clients of each round, or one for all where clients of several rounds can run at once."""
         messages = [self._messages[jobs.source].of(round) for round, jobs in groups]
         members = [np.sort(jobs.clients) for _, jobs in groups]
@@ -168,11 +168,11 @@ class Simulator:
             ]
             for message, plan in zip(messages, plans, strict=True):
                 self._check_lookups(message, plan)
-            return [Part.alike(m, plan, self.chooser.how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
+            return [Cohort.alike(m, plan, self.chooser.how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
         which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
         rounds = np.array([round for round, _ in groups], np.int64)[which]
         whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
-        return [Part(messages, which, whole, self.chooser.how(messages[0], whole))]
+        return [Cohort(messages, which, whole, self.chooser.how(messages[0], whole))]
 
     def _replies(self, gathered: Gathered, source: str) -> list[Reply]:
         if gathered.uploads:

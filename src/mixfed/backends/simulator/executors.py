@@ -31,7 +31,7 @@ from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.errors import InputError, explained
 from mixfed.transforms.rows import select as rows
-from mixfed.transforms.rows.select import Picked
+from mixfed.transforms.rows.select import RowDelivery
 
 T = TypeVar("T")
 
@@ -68,7 +68,9 @@ class Gathered:
         else:
             self.sum.add(client, upload)
 
-    def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None) -> None:
+    def add_chunk(
+        self, clients: Sequence[int], upload: Upload, private: Private, picked: RowDelivery | None = None
+    ) -> None:
         """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
 
         Tables that came by rows are apart, as ``picked`` has them.
@@ -92,7 +94,7 @@ class Gathered:
         mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
         self.sum.add_mean(clients, float(upload.weight.sum()), mean)
 
-    def count_rows(self, picked: Picked, payload: dict[str, Params]) -> None:
+    def count_rows(self, picked: RowDelivery, payload: dict[str, Params]) -> None:
         """Counts the rows that went down, and the ids that asked for them."""
         self.row_bytes_down += picked.bytes_of_rows(payload)
         self.id_bytes += picked.bytes_of_ids
@@ -154,7 +156,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Part:
+class Cohort:
     """Clients that run as one cohort, how they are run, and what they were sent: client i got ``messages[which[i]]``.
 
     All were sent the same message, unless clients do the same in every round (:class:`mixfed.core.algorithm.Lateness`).
@@ -166,11 +168,11 @@ class Part:
     how: Execution
 
     @classmethod
-    def alike(cls, message: Message, plan: Plan, how: Execution) -> Part:
+    def alike(cls, message: Message, plan: Plan, how: Execution) -> Cohort:
         """A cohort in which everyone was sent the same."""
         return cls([message], np.zeros(len(plan), np.int64), plan, how)
 
-    def convolved(self) -> Part:
+    def convolved(self) -> Cohort:
         """The same with messages in the memory layout that convolutions like."""
         return replace(self, messages=[as_convolved(message) for message in self.messages])
 
@@ -180,7 +182,7 @@ class Part:
         return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
 
 
-def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[list[Gathered]]:
+def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStore, pool: Pool) -> list[list[Gathered]]:
     """The client work of one or more cohorts, which share the workers; for each what was gathered by message."""
     if algorithm.model.has_convolutions:
         parts = [
@@ -221,7 +223,7 @@ GatheredOf = Callable[[int], Gathered]
 """What was gathered from the clients that were sent the message of this number."""
 
 
-def _one_client(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
+def _one_client(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
     plan, number = part.plan, int(part.which[unit.start])
     message, gathered = part.messages[number], of(number)
     client = int(plan.clients[unit.start])
@@ -235,7 +237,7 @@ def _one_client(algorithm: Algorithm, part: Part, unit: slice, privates: Private
     gathered.add(client, replace(upload, values=algorithm.decoded(upload.values)), private)
 
 
-def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
+def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
     plan, which = part.plan, part.which[unit]
     numbers = np.unique(which).tolist()
     message, gathered = part.messages[numbers[0]], of(numbers[0])

@@ -13,7 +13,7 @@ from mixfed.core.batches import Batches, Plan
 from mixfed.core.private import PrivateStore
 from mixfed.errors import InputError, explained
 from mixfed.transforms.rows.lookups import Trees
-from mixfed.transforms.rows.select import PADDING, Picked, pick
+from mixfed.transforms.rows.select import PADDING, RowDelivery, pick
 from mixfed.transforms.travel import idle_upload
 
 
@@ -84,7 +84,7 @@ def _one_example(plan: Plan, algorithm: Algorithm) -> tuple[int, Batches]:
     return at(0, plan.client(0, algorithm.model.device), 0, 0)
 
 
-def _reversed(picked: Picked) -> Picked:
+def _reversed(picked: RowDelivery) -> RowDelivery:
     """The same rows of a single client in reverse order, after and before one that is not the client's."""
     payload = {
         part: {t: torch.cat([x[:1] + 1, x.flip(0), x[:1] + 1]) for t, x in leaves.items()}

@@ -28,7 +28,7 @@ ID_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowRequest:
     """The rows that a client, or each client of a chunk, asks for: the client's half of row exchange.
 
     ``batches`` have local ids. ``rows`` has the ids to send by table, [clients, n]; a client that needs fewer than n
@@ -53,14 +53,14 @@ class Wanted:
         tables = [(t, x) for leaves in payload.values() for t, x in leaves.items() if t in self.tables]
         return sum(len(self.ids[t]) * x[0].numel() * x.element_size() for t, x in tables)
 
-    def with_rows_of(self, payload: Trees) -> Picked:
+    def with_rows_of(self, payload: Trees) -> RowDelivery:
         """The same with the rows themselves: the server's half."""
         sent = serve(self.tables, payload, self.rows, many=self.batches.vectorised)
-        return Picked(**{f.name: getattr(self, f.name) for f in fields(self)}, payload=sent)
+        return RowDelivery(**{f.name: getattr(self, f.name) for f in fields(self)}, payload=sent)
 
 
 @dataclass(frozen=True)
-class Picked(Wanted):
+class RowDelivery(RowRequest):
     """What was asked for and came: ``payload`` has the rows ([clients,] n, d) of every part of the message."""
 
     payload: Trees
@@ -128,13 +128,13 @@ def shared(tables: Container[str], payload: Trees) -> Trees:
     return {part: {n: x for n, x in leaves.items() if n not in tables} for part, leaves in payload.items()}
 
 
-def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients: Sequence[int]) -> Picked:
+def pick(tables: Mapping[str, Fields], payload: Trees, batches: Batches, clients: Sequence[int]) -> RowDelivery:
     """The rows that the batches of one client (or of a vmapped chunk) touch, and the batches with local ids."""
     sizes = {t: min(len(leaves[t]) for leaves in payload.values() if t in leaves) for t in tables}
     return ask(tables, sizes, batches, clients).with_rows_of(payload)
 
 
-def ask(tables: Mapping[str, Fields], sizes: Mapping[str, int], batches: Batches, clients: Sequence[int]) -> Wanted:
+def ask(tables: Mapping[str, Fields], sizes: Mapping[str, int], batches: Batches, clients: Sequence[int]) -> RowRequest:
     """Which rows of tables of these sizes the batches of one client (or of a vmapped chunk) touch."""
     many = batches.vectorised
     real = _real(batches)
@@ -150,7 +150,7 @@ def ask(tables: Mapping[str, Fields], sizes: Mapping[str, int], batches: Batches
         found |= dict.fromkeys(users, numbered)
     amounts = {t: found[t].amounts for t in found} if many else {}
     renumbered = replace(batches, fields=local_fields, kernel=Lookups(tables), extra=amounts)
-    return Wanted(
+    return RowRequest(
         renumbered,
         tables,
         rows={t: found[t].rows for t in tables},

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from mixfed.cli.console import stdout
 from mixfed.data.scenario import Scenario
-from mixfed.experiments.dealing import build_scenario
-from mixfed.experiments.holdings import Holding, holdings
-from mixfed.experiments.report.holdings import plot_holdings
+from mixfed.experiments.ownership import Holding, holdings
+from mixfed.experiments.report.ownership import plot_holdings
 from mixfed.experiments.report.plot import require_format
 from mixfed.experiments.request import Request
+from mixfed.experiments.scenario import build_scenario
 
 MOST_LABELS = 20
 

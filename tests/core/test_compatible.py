@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed.core.fit import check_fit
+from mixfed.core.compatible import check_compatible
 from mixfed.core.losses import binary_cross_entropy, cross_entropy, hinge, squared_error
 from mixfed.core.model import Model
 from mixfed.data.batch import Batch
@@ -58,7 +58,7 @@ REFUSED: list[tuple[str, int, Any, str]] = [
 def test_labels_without_meaning(criterion: str, outputs: int, labels: Any, told: str) -> None:
     model = Model(mlp(3, outputs), CRITERIA[criterion])
     with pytest.raises(InputError, match=told):
-        check_fit(model, CentralData({"x": X, "y": labels}), "the examples")
+        check_compatible(model, CentralData({"x": X, "y": labels}), "the examples")
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_labels_without_meaning(criterion: str, outputs: int, labels: Any, told:
     ],
 )
 def test_labels_that_fit(criterion: str, outputs: int, labels: Any) -> None:
-    check_fit(Model(mlp(3, outputs), CRITERIA[criterion]), CentralData({"x": X, "y": labels}), "the examples")
+    check_compatible(Model(mlp(3, outputs), CRITERIA[criterion]), CentralData({"x": X, "y": labels}), "the examples")
 
 
 def test_sequences() -> None:
     model, x = Model(CharacterGRU(5, 4, 6), cross_entropy), np.zeros((N, 7), np.int64)
-    check_fit(model, CentralData({"x": x, "y": x + 4}), "the examples")
+    check_compatible(model, CentralData({"x": x, "y": x + 4}), "the examples")
     with pytest.raises(InputError, match="a class number for each position"):
-        check_fit(model, CentralData({"x": x, "y": TWO}), "the examples")
+        check_compatible(model, CentralData({"x": x, "y": TWO}), "the examples")
 
 
 def test_outputs_of_too_many_dimensions() -> None:
     model = Model(nn.Sequential(nn.Linear(3, 2), nn.Unflatten(1, (1, 1, 2))), cross_entropy)
     with pytest.raises(InputError, match=r"needs outputs \[batch, classes\] .* not those of shape \[batch, 1, 1, 2\]"):
-        check_fit(model, CentralData({"x": X, "y": TWO}), "the examples")
+        check_compatible(model, CentralData({"x": X, "y": TWO}), "the examples")
 
 
 def test_a_run_is_refused_before_its_first_round() -> None:
@@ -100,7 +100,7 @@ def test_a_run_is_refused_before_its_first_round() -> None:
 @pytest.mark.parametrize("wrapped", [first_only, lambda criterion: summed(criterion, 0.5)])
 def test_criteria_beside_an_auxiliary_loss(wrapped: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="go from 0 to 9"):
-        check_fit(Model(mlp(3, 2), wrapped(cross_entropy)), CentralData({"x": X, "y": TEN}), "the examples")
+        check_compatible(Model(mlp(3, 2), wrapped(cross_entropy)), CentralData({"x": X, "y": TEN}), "the examples")
 
 
 def test_labels_that_preparation_makes() -> None:
@@ -110,25 +110,25 @@ def test_labels_that_preparation_makes() -> None:
         return lambda batch: batch | {"y": (batch["y"] >= limit).long()}
 
     model = Model(mlp(3, 1), binary_cross_entropy)
-    check_fit(model, CentralData({"x": X, "y": TEN}, halved(5)), "the examples")
+    check_compatible(model, CentralData({"x": X, "y": TEN}, halved(5)), "the examples")
 
     def nearly(batch: Batch) -> Batch:
         return batch | {"y": torch.where(batch["x"][:, 0] == float(X[33, 0]), 7, (batch["y"] >= 5).long())}
 
     with pytest.raises(InputError, match="go from 0 to 7"):
-        check_fit(model, CentralData({"x": X, "y": TEN}, nearly), "the examples")
+        check_compatible(model, CentralData({"x": X, "y": TEN}, nearly), "the examples")
 
 
 def test_examples_without_labels() -> None:
     with pytest.raises(InputError, match="needs labels 'y', and the examples have x"):
-        check_fit(Model(mlp(3, 2), cross_entropy), CentralData({"x": X}), "the examples")
+        check_compatible(Model(mlp(3, 2), cross_entropy), CentralData({"x": X}), "the examples")
 
 
 def test_a_criterion_of_the_users_own_is_asked_about_nothing() -> None:
     def own(outputs: Tensor, batch: Batch) -> Tensor:
         return outputs.square().sum(1)
 
-    check_fit(Model(nn.Linear(3, 2), own), CentralData({"x": X}), "the examples")
+    check_compatible(Model(nn.Linear(3, 2), own), CentralData({"x": X}), "the examples")
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -13,7 +13,7 @@ from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.dealing import build_scenario
+from mixfed.experiments.scenario import build_scenario
 
 
 def write_hundred(folder: Path) -> None:

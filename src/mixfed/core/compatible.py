@@ -27,7 +27,7 @@ SAMPLE = 16
 """So many examples tell whether batches have the labels as they are stored."""
 
 
-def check_fit(model: Model, data: FederatedData | CentralData, whose: str) -> None:
+def check_compatible(model: Model, data: FederatedData | CentralData, whose: str) -> None:
     """Refuses examples whose shape the network does not take, and labels that the criterion has no meaning for."""
     if not data.examples:
         raise InputError(f"There are no examples in {whose}.")
