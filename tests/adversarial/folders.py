@@ -58,7 +58,7 @@ def killed_at(name: str, how_often: int, words: list[str], sent: int = signal.SI
         if last and how_often % 2:
             os.kill(os.getpid(), sent)
         replace(source, target)
-        if last:
+        if last and not how_often % 2:
             os.kill(os.getpid(), sent)
 
     os.replace = put

@@ -250,7 +250,6 @@ def test_a_server_optimizer_is_not_ignored() -> None:
 
 
 def test_what_cannot_be_a_fallback() -> None:
-    federated, server_data, _ = blobs()
     local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1))
     search = Search(Batching(1, steps=1))
     with pytest.raises(InputError, match="one model"):
@@ -260,8 +259,8 @@ def test_what_cannot_be_a_fallback() -> None:
     with pytest.raises(InputError, match="no part"):
         feddle(local, replace(search, fallback_start=False), fallback=fedadam(local))
     with pytest.raises(InputError, match="neither a change nor a model"):
-        run(feddle(local, search, fallback=local_only(local)), federated, central=server_data, rounds=1, cohort=2)
-    with pytest.raises(InputError, match="falls back on"):
+        feddle(local, search, fallback=local_only(local))
+    with pytest.raises(InputError, match="one population"):
         ALGORITHMS["feddle"].make(Setup(local, sgd(1.0), 1, local), fallback="center")
 
 

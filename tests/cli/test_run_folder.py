@@ -303,7 +303,7 @@ def test_an_empty_out_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for command in (COMMAND, ["compare", "digits", "--algorithms", "fedavg"]):
-        assert "--out takes the name of a folder" in refused(capsys, *command, "--out", "")
+        assert "--out and --data take the name of a folder" in refused(capsys, *command, "--out", "")
     assert not list(tmp_path.iterdir())
 
 

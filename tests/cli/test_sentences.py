@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from mixfed.experiments import toml
 from mixfed.experiments.build import build, usable_device
 
 from .test_summaries import study
-from .tools import COMMAND, TINY, WAIT, environment, here, refused
+from .tools import TINY, WAIT, environment, here, refused
 
 DIGITS = "9" * 400
 NINES = "9" * 5000
@@ -34,7 +35,7 @@ BAD_SETTINGS = {
     "title=\udcff": "a text in Unicode",
     "client.optimizer=[1]": "'client.optimizer' takes a text",
     "algorithm=[1]": "'algorithm' takes a text",
-    "client.steps=1000000000000": "client.steps = 1000000000000 takes 240 TB",
+    "client.steps=1000000000000": "client.steps = 1000000000000 takes 240,000,000,000,000 bytes",
     "central.steps=1000000000000": "central.steps = 1000000000000 takes",
     "auxiliary.hidden=[-4]": "auxiliary model cannot be built so",
     "mixing.w_f=-1": "mixing.w_f",
@@ -42,12 +43,12 @@ BAD_SETTINGS = {
     "client.betas=[0.9]": "'client.betas' takes 2 values, not 1",
     "client.betas=0.9": "'client.betas' takes a list",
     "client.betas=['a', 'b']": "'client.betas' takes a number",
-    "client.betas=[-1, 0.5]": "A beta is a share from 0 to below 1, not -1.0",
-    "client.betas=[2, 3]": "A beta is a share",
-    "server.momentum=5": "The momentum is a share from 0 to below 1",
-    "server.weight_decay=-5": "weight_decay of an optimizer is at least 0",
-    "client.epsilon=-1": "epsilon of an optimizer is at least 0",
-    "client.decay=-1": "decay of a learning rate is a factor above 0",
+    "client.betas=[-1, 0.5]": "A beta is a number that is at least 0 and below 1, not -1.0",
+    "client.betas=[2, 3]": "A beta is a number that is at least 0 and below 1",
+    "server.momentum=5": "Momentum is a number that is at least 0 and below 1",
+    "server.weight_decay=-5": "Weight decay is a number that is at least 0",
+    "client.epsilon=-1": "epsilon is a number that is above 0",
+    "client.decay=-1": "decay of a learning rate is a number that is above 0 and at most 1",
     "device=privateuseone": "'privateuseone' cannot be used here",
     "device=meta": "'meta' cannot be used here",
     "device=mps": "'mps' cannot be used here",
@@ -55,6 +56,9 @@ BAD_SETTINGS = {
     "evaluate.sets=['local']": "data.own_test",
     "evaluate.on=centre": "data.central.validation",
 }
+
+COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'mixfed'; from mixfed.cli import main; main()"]
+"""The command in a fresh interpreter: what it loads, and how it writes, is at stake."""
 
 
 @pytest.mark.parametrize("setting", BAD_SETTINGS, ids=lambda text: text[:40].encode("ascii", "replace").decode())

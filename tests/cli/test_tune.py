@@ -112,7 +112,9 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(
     assert "never on test data" in refused(capsys, *tune, "--on", "test")
     assert "--on" in refused(capsys, *tune, "--set", "evaluate.on=test")
     assert "no validation part" in refused(capsys, *tune, "--out", tmp_path / "a")
-    assert "share of the centre's examples apart" in refused(capsys, *tune, "--on", "centre", "--out", tmp_path / "b")
+    assert "set data.central.validation to a share above 0" in refused(
+        capsys, *tune, "--on", "centre", "--out", tmp_path / "b"
+    )
     assert "sets it to one value" in refused(capsys, *tune, "--set", "central.steps=2")
     assert "cannot be 7" in refused(capsys, *tune, "--trials", "7")
     assert "not a setting of a method" in refused(capsys, *tune, "--grid", "data.validation=0.1,0.2")

@@ -19,7 +19,7 @@ from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.data.store import FederatedData
 
-SIMULATOR = ("threads", "chunk", "memory", "say")
+SIMULATOR = ("threads", "chunk", "memory", "say", "private_folder")
 
 
 def clients(sizes: list[int], shape: tuple[int, ...] = (3,), classes: int = 2, seed: int = 0) -> FederatedData:

@@ -196,7 +196,7 @@ def test_private_rows_that_changed_are_refused(damage: str, tmp_path: Path) -> N
     if damage == "zeroed":
         file.write_bytes(bytes(len(whole)))
     elif damage == "one bit":
-        row = int(Checkpoints(tmp_path / "run").load()["private"]["clients"]["params"]["rows"][-1])
+        row = int(Checkpoints(tmp_path / "run").load()["backend"]["private"]["clients"]["params"]["rows"][-1])
         flip(file, 8 * 48 * row + 5)  # a row has 6 + 2 numbers of 4 bytes, each leaf at a multiple of 16 bytes
     elif damage == "cut":
         file.write_bytes(whole[:50])

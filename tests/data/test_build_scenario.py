@@ -44,7 +44,7 @@ def test_groups_are_learnt_and_classes_are_dealt(tmp_path: Path) -> None:
 
 def test_the_field_to_deal_by_must_be_there(tmp_path: Path) -> None:
     write_hundred(tmp_path)
-    with pytest.raises(InputError, match=r"no labels 'colour' to deal them by; they have y, fine"):
+    with pytest.raises(InputError, match=r"no labels 'colour' \(data.partition.by\); they have y, fine"):
         scenario("feddle-cifar100-quick", tmp_path, "data.partition.by=colour", "data.central.examples=10")
 
 
@@ -87,5 +87,7 @@ def test_noise_is_on_clients_only_and_comes_after_the_dealing() -> None:
 
 
 def test_noise_that_is_no_share_is_refused() -> None:
-    with pytest.raises(InputError, match=r"Label noise is a share from 0 to 1 of examples that have classes, not 1.5"):
+    with pytest.raises(
+        InputError, match=r"data.label_noise is a share from 0 to 1 of examples that have classes, not 1.5"
+    ):
         build_scenario(toml.resolve(toml.override(toml.load("digits"), ["data.label_noise=1.5"])))

@@ -183,7 +183,7 @@ def test_gaps_by_hand() -> None:
 
 def test_refusals() -> None:
     plain = Model(mlp(2, 1), binary_cross_entropy)
-    with pytest.raises(InputError, match="needs a network with an adversary"):
+    with pytest.raises(InputError, match="needs a network with an auxiliary model"):
         Minimax(plain, sgd(0.1), Batching(1, steps=1))
     with pytest.raises(InputError, match="cannot be negative"):
         Minimax(fair_model(), sgd(0.1), Batching(1, steps=1), strength=-1.0)

@@ -14,7 +14,7 @@ from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, folder_for, result_json, run_in_folder
+from mixfed.experiments.folder import RunFolder, folder_for, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import run_table
 from mixfed.experiments.request import Request
@@ -88,7 +88,7 @@ def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, trac
     if not result.finished:
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
         raise interrupts.exit()
-    return result_json(result, recipe.evaluate.best_of_last)
+    return folder.finished() or {}
 
 
 def report_dropped(result: Result) -> None:

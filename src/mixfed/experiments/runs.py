@@ -11,7 +11,7 @@ from mixfed.core.loop import Record, Result
 from mixfed.data.scenario import Scenario
 from mixfed.errors import RunStopped
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, result_json, run_in_folder
+from mixfed.experiments.folder import RunFolder, run_in_folder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.scenario import build_scenario
 
@@ -90,7 +90,7 @@ def _train(recipe: Recipe, scenario: Scenario, folder: RunFolder, watch: Watch) 
     if not result.finished:
         raise Interrupted(f"round {result.rounds} of {recipe.rounds} of {recipe.algorithm}, seed {recipe.seed}")
     watch.ended(result)
-    return result_json(result, recipe.evaluate.best_of_last)
+    return folder.finished() or {}
 
 
 class _Dealer:
