@@ -23,16 +23,14 @@ from mixfed.cli import ENVIRONMENT
 os.environ |= ENVIRONMENT | os.environ  # as the command line has them; read when PyTorch is loaded
 
 import torch
+from rounds import Rounds
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import optim
-from mixfed.core.algorithm import Server
 from mixfed.core.batches import Batching
-from mixfed.core.ledger import Ledger
 from mixfed.core.losses import hinge
 from mixfed.core.model import Model
-from mixfed.core.private import PrivateStore
 from mixfed.core.schedule import sample_cohort
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
@@ -62,17 +60,12 @@ def seconds(
     algorithm = fedavg(LocalTrainer(model, optim.sgd(0.5), Batching(16, steps=10)))
     if by_rows:
         algorithm = exchange_rows(algorithm, in_place=True)
-    data, ledger = population(items, scattered=scattered), Ledger()
-    simulator = Simulator("vmap", threads=threads, chunk=chunk)
-    simulator.start(algorithm, {"clients": data}, {}, PrivateStore(dict), 0, ledger)
-    state = algorithm.init(model.initial())
+    data = population(items, scattered=scattered)
+    driven = Rounds(algorithm, {"clients": data}, Simulator("vmap", threads=threads, chunk=chunk))
     taken = []
     for number in range(rounds + 2):
         begin, worked = time.perf_counter(), time.process_time()
-        server = Server(number, 0, model, {}, ledger)
-        message = algorithm.broadcast(state, server)["clients"]
-        simulator.submit("clients", sample_cohort(0, number, "clients", CLIENTS, COHORT), message, number)
-        state = algorithm.step(state, simulator.collect(number), server)
+        driven.next(sample_cohort(0, number, "clients", CLIENTS, COHORT))
         taken.append((time.perf_counter() - begin, time.process_time() - worked))
     return taken[2:]
 

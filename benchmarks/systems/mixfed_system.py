@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-
 import numpy as np
 import torch
 from clock import Clock
+from rounds import Rounds
 from workloads import Workload
 
 import mixfed as mf
 from mixfed.core.batches import Batching
-from mixfed.core.ledger import Ledger
-from mixfed.core.private import PrivateStore
 from mixfed.transforms.rows.exchange import exchange_rows
 
 
 def run(workload: Workload, clock: Clock, cores: int) -> None:
     torch.set_num_threads(cores)
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # auto times here and now, whatever it remembers of busier hours
     x, y = workload.data()
     parts = {name: x[..., columns] for name, columns in workload.tables.items()} or {"x": x}
     fields = {name: part.flatten(0, 1).numpy() for name, part in (parts | {"y": y}).items()}
@@ -34,15 +29,8 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     algorithm = mf.fedavg(mf.LocalTrainer(model, mf.sgd(workload.rate), batching))
     if workload.tables:
         algorithm = exchange_rows(algorithm)
-    simulator, ledger = mf.Simulator(say=print), Ledger()
-    simulator.start(algorithm, data, {}, PrivateStore(dict), 0, ledger)
-    state = algorithm.init(model.initial())
-    number = 0
+    rounds = Rounds(algorithm, data, mf.Simulator(say=print))
     while True:
-        server = mf.Server(number, 0, model, {}, ledger)
-        message = algorithm.broadcast(state, server)["clients"]
-        simulator.submit("clients", np.array(workload.cohort(number)), message, number)
-        state = algorithm.step(state, simulator.collect(number), server)
-        number += 1
-        if not clock.lap(lambda now=state: now["params"]):
+        rounds.next(np.array(workload.cohort(rounds.number)))
+        if not clock.lap(lambda: rounds.state["params"]):
             return
