@@ -26,6 +26,7 @@ class Rounds:
         """One round of these clients."""
         server = Server(self.number, 0, self.algorithm.model, {}, self.ledger)
         messages, self.state = self.algorithm.broadcast(self.state, server)
+        self.simulator.wait(float(self.number), 0)
         jobs = self.book.add(clients, self.number, self.number, float(self.number))
         self.simulator.submit(jobs, messages["clients"])
         self.simulator.wait(float(self.number), len(jobs))
