@@ -244,9 +244,9 @@ def test_learns(row: str) -> None:
     algorithm = ROWS[row].make()
     seen = {"all": TEST, "centre": CENTRAL, "clients": FEDERATED.pooled()}[ROWS[row].learns_on]
     evaluate = evaluator(algorithm.model, seen, personal=algorithm.personal)
-    after = train(algorithm, "vmap", rounds=30, evaluate=evaluate, every=30).metrics["loss"]
+    after = train(algorithm, "vmap", rounds=18, evaluate=evaluate, every=18).metrics["loss"]
     before = evaluator(algorithm.model, seen)(algorithm.model.initial(), PrivateStore(dict))["loss"]
-    assert after < 0.8 * before
+    assert after < 0.85 * before
 
 
 @every_row
@@ -349,7 +349,7 @@ def test_arguments_are_left_alone(row: str) -> None:
         params=watched(algorithm.params),
         diagnostics=watched(algorithm.diagnostics),
     )
-    assert_equal(train(guarded, rounds=3).params, train(ROWS[row].make(), rounds=3).params)
+    assert_equal(train(guarded).params, plain(row).params)
 
 
 def copy_of(argument: Any, owned: tuple[str, ...] = ()) -> Params:
