@@ -37,7 +37,7 @@ from mixfed.transforms.rows.exchange import exchange_rows
 from tests.problems import blobs, small_mlp, small_table
 
 FEDERATED, CENTRAL, TEST = blobs()
-ROUNDS = 5
+ROUNDS = 4
 
 
 def setup(optimizer: optim.Optimizer | None = None, model: Model | None = None) -> Setup:
