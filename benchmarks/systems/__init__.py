@@ -17,6 +17,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "torch-loop": ("torch_loop", {}),
     "torch-threads": ("torch_threads", {}),
     "torch-vmap": ("torch_vmap", {}),
+    "torch-factored": ("torch_factored", {}),
     "torch-processes": ("torch_processes", {}),
     "pfl": ("pfl_system", {"processes": 1}),
     "pfl-processes": ("pfl_system", {"processes": 2}),
