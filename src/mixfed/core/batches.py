@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from mixfed import rng
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+
+if TYPE_CHECKING:
+    from mixfed.core.train import Kernel
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Batches:
     Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
     ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
     ``tables`` are parameters that came by rows, with the fields of local ids that index them. In a chunk all clients'
-    tables are of one length, and ``rows`` says how many of them are each client's.
+    tables are of one length, and ``rows`` says how many of them are each client's. ``kernel``, if there, is tried
+    before the trainer's own way to train.
     """
 
     source: str
@@ -89,6 +94,7 @@ class Batches:
     vectorised: bool = False
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    kernel: Kernel | None = None
 
     @classmethod
     def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +35,23 @@ class Move:
 
     loss: Loss
     names: tuple[str, ...]
+
+
+class Kernel(Protocol):
+    """Another way to do the same training, for batches that carry it."""
+
+    def train(
+        self,
+        trainer: LocalTrainer,
+        params: Params,
+        batches: Batches,
+        rate: float,
+        correction: Params | None,
+        loss: Loss,
+        *,
+        want_gradient: bool = False,
+    ) -> Trained | None:
+        """The same, or None where it cannot be done in this way."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +108,17 @@ class LocalTrainer:
         moves = self.moves(loss or self.own_loss, round)
         if batches.tables and loss is None and self.clip is None and self.optimizer.is_plain_sgd and len(moves) == 1:
             return self._train_on_lookups(params, batches, round, correction)
+        rate = self.optimizer.rate(round)
+        if batches.kernel is not None and len(moves) == 1:
+            found = batches.kernel.train(
+                self, params, batches, rate, correction, moves[0].loss, want_gradient=want_gradient
+            )
+            if found is not None:
+                return found
         start = tree.cast(params, self.model.dtype)
         weights = {name: start[name] for name in self.model.trainable}
         buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
         memories = {move.names: self.optimizer.init({n: weights[n] for n in move.names}) for move in moves}
-        rate = self.optimizer.rate(round)
         total_loss: Tensor | float = 0.0
         total_gradient: Params = {}
         owned = False
@@ -176,14 +200,17 @@ def weighted(loss: Loss, weight: float) -> Loss:
     return lambda params, batch: weight * loss(params, batch)
 
 
-def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
+@dataclass(frozen=True)
+class Proximal:
     """loss(x) + μ/2·‖x − anchor‖² over the trainable leaves that the anchor names."""
 
-    def wrapped(params: Params, batch: Batch) -> Tensor:
-        distance = torch.stack([(params[n] - a).square().sum() for n, a in anchor.items()]).sum()
-        return loss(params, batch) + 0.5 * mu * distance
+    loss: Loss
+    anchor: Params
+    mu: float
 
-    return wrapped
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        distance = torch.stack([(params[n] - a).square().sum() for n, a in self.anchor.items()]).sum()
+        return self.loss(params, batch) + 0.5 * self.mu * distance
 
 
 def _holding(loss: Loss, fixed: Params, batches: Batches) -> Loss:

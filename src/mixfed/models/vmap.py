@@ -57,6 +57,16 @@ def made_of(x: Tensor) -> tuple[Tensor, bool]:
     return x, each
 
 
+def each(x: Tensor) -> Tensor:
+    """What stands under vmap for x, whose first dimension is over clients; the inverse of :func:`made_of`."""
+    return _add_batch_dim(x, 0, current_level())
+
+
+def is_at_this_level(x: Tensor) -> bool:
+    """Whether x is a plain tensor, or stands for each client's under the innermost vmap and nothing else."""
+    return not is_functorch_wrapped_tensor(x) or (maybe_get_level(x) == current_level() and maybe_get_bdim(x) >= 0)
+
+
 def outside() -> AbstractContextManager[Any]:
     """While active, operations are on plain tensors, as if there were no vmap or grad."""
     found: AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
