@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixfed.backends.simulator import cores
+from mixfed.backends.simulator import cores, factored
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Plan
+from mixfed.core.factors import Factors, apart
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.errors import explained
@@ -77,11 +78,28 @@ class Tally:
             values = rows.shared(upload.rows, values)
         self._accumulate(values, weight)
 
-    def add_chunk(self, clients: Sequence[int], upload: Upload, private: Private, picked: Picked | None = None) -> None:
+    def add_chunk(
+        self,
+        clients: Sequence[int],
+        upload: Upload,
+        private: Private,
+        picked: Picked | None = None,
+        in_factors: dict[str, dict[str, Factors]] | None = None,
+    ) -> None:
         """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
 
-        Tables that came by rows are apart, as ``picked`` has them.
+        Tables that came by rows are apart, as ``picked`` has them, and so is what is ``in_factors``, whose mean is one
+        product. Its numbers are all finite where those of the mean are.
         """
+        if in_factors:
+            share = upload.weight / upload.weight.sum()
+            means = {k: {n: _wide(x.weighted_sum(share)) for n, x in v.items()} for k, v in in_factors.items()}
+            if not bool(_finite(means)):
+                values = {
+                    k: v | {n: x.dense() for n, x in in_factors.get(k, {}).items()} for k, v in upload.values.items()
+                }
+                self.add_chunk(clients, Upload(values, upload.weight), private)
+                return
         finite = _finite({"up": upload.values, "kept": private}, batched=True).expand(len(clients))
         good = finite.tolist()
         if self.each or not all(good):
@@ -100,6 +118,8 @@ class Tally:
                     leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
             self._add_rows(picked.ids, weights, tables)
         mean = {k: {n: _weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
+        if in_factors:
+            mean = {k: v | means.get(k, {}) for k, v in mean.items()}
         self.add_mean(clients, float(upload.weight.sum()), mean)
 
     def add_mean(self, clients: Sequence[int], weight: float, mean: dict[str, Params]) -> None:
@@ -196,9 +216,15 @@ class Part:
         return cls([message], np.zeros(len(plan), np.int64), plan, how)
 
     def units(self) -> list[slice]:
-        """What a worker takes at a time: a client, or a vmapped chunk."""
+        """What a worker takes at a time: a client, or a vmapped chunk; one in factors begins from one message."""
         size = self.how.chunk or 1
-        return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
+        cuts = (np.flatnonzero(np.diff(self.which)) + 1).tolist() if self.how.name == "factored" else []
+        ends = [*cuts, len(self.plan)]
+        return [
+            slice(i, min(i + size, end))
+            for start, end in zip([0, *cuts], ends, strict=True)
+            for i in range(start, end, size)
+        ]
 
 
 def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore, pool: Pool) -> list[list[Tally]]:
@@ -218,7 +244,11 @@ def execute(algorithm: Algorithm, parts: Sequence[Part], privates: PrivateStore,
                     return tallies.setdefault((number, message), Tally(each=algorithm.uploads == "each"))
 
                 who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
-                failure = ("The vmap executor cannot run this model", "; choose loop") if part.how.chunk else (who, "")
+                failure = (
+                    (f"The {part.how.name} executor cannot run this model", "; choose loop")
+                    if part.how.chunk
+                    else (who, "")
+                )
                 unit_work = _vmapped if part.how.chunk else _one_client
                 with explained(*failure):
                     unit_work(algorithm, part, unit, privates, tally)
@@ -273,6 +303,8 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
     private = privates.gather(plan.source, clients, message.first)
     picked = rows.pick(algorithm.rows, message.payload, batches, clients) if algorithm.rows else None
     batches = picked.batches if picked else batches
+    if part.how.name == "factored":
+        batches = replace(batches, kernel=factored)
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
     per_client |= {"steps": batches.steps, "examples": batches.examples, "rows": batches.rows}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
@@ -282,18 +314,19 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
         k: {n: torch.stack([payload[k][n] for payload in sent]) for n in leaves}
         for k, leaves in (message.payload.items() if sent else ())
     }
-    travelling = 0
+    travelling, in_factors = 0, dict[str, dict[str, Factors]]()
 
     def one(
         given: dict[str, Any], private: Private, tables: dict[str, Params], stacked: dict[str, Params]
     ) -> tuple[dict[str, Params], Tensor, Private]:
-        nonlocal travelling
+        nonlocal travelling, in_factors
         received = rows.with_tables(message, tables) if tables else message
         if stacked:
             received = replace(message, payload=stacked)
         upload, private = algorithm.client(received, private, replace(batches, **given))
         travelling = tree.nbytes(rows.shared(algorithm.rows, upload.values))
-        return algorithm.arrive(upload.values), upload.weight, private
+        values, in_factors = apart(algorithm.arrive(upload.values), in_factors=algorithm.uploads == "sum")
+        return values, upload.weight, apart(private, in_factors=False)[0]
 
     values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {}, stacked)
     if sent:
@@ -304,7 +337,7 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
         tally.row_bytes_down += picked.bytes_down
         tally.id_bytes += picked.bytes_of_ids
         tally.upload_bytes += picked.bytes_of(values)
-    tally.add_chunk(clients, Upload(values, weight), private, picked)
+    tally.add_chunk(clients, Upload(values, weight), private, picked, in_factors)
 
 
 def _add_groups(
