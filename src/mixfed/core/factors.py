@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.core.tree import Params
@@ -27,6 +29,10 @@ class Pairs(NamedTuple):
     inputs: Tensor
     gradients: Tensor
 
+    def flat(self) -> Pairs:
+        """The same without the dimension over clients."""
+        return Pairs(self.inputs.flatten(0, 1), self.gradients.flatten(0, 1))
+
     @classmethod
     def joined(cls, several: Sequence[Pairs]) -> Pairs:
         """One after the other."""
@@ -37,46 +43,54 @@ class Pairs(NamedTuple):
 class Factors:
     """A matrix for each client of a chunk: Σₛ shareᵢₛ·sharedₛ + Σⱼ coefficientᵢⱼ·dᵢⱼ·aᵢⱼᵀ.
 
-    ``share`` is [clients, shared] and ``coefficients`` [clients, all pairs], both in 64 bits and in main memory.
+    ``share`` is [clients, shared] and ``coefficients`` [clients, all pairs].
     """
 
     shared: tuple[Tensor, ...]
-    share: Tensor
+    share: NDArray[np.float64]
     pairs: tuple[Pairs, ...]
-    coefficients: Tensor
+    coefficients: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.share)
 
     def dense(self) -> Tensor:
         """The matrices themselves: [clients, out, in]."""
-        found = self._of_shared(self.share)
+        like = self.shared[0]
+        found = like.new_zeros(()).expand(len(self), *like.shape)
+        for share, matrix in zip(self.share.T, self.shared, strict=True):
+            if share.any():
+                found = torch.addcmul(found, self._tensor(share).view(-1, 1, 1), matrix)
         for inputs, scaled in self._scaled():
             found = torch.baddbmm(found, scaled.mT, inputs)
         return found
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σᵢ wᵢ·Wᵢ: one product for each block of pairs."""
-        found = self._of_shared((weights.to(self.share) @ self.share)[None])[0]
-        for inputs, scaled in self._scaled(weights):
-            found = torch.addmm(found, scaled.flatten(0, 1).T, inputs.flatten(0, 1))
-        return found
+        """Σᵢ wᵢ·Wᵢ: one product for all pairs whose inputs are side by side in memory."""
+        total, own = None, weights.double().cpu().numpy()
+        for inputs, scaled in _side_by_side([pairs.flat() for pairs in self._scaled(own)]):
+            total = torch.mm(scaled.T, inputs) if total is None else total.addmm_(scaled.T, inputs)
+        total = torch.zeros_like(self.shared[0]) if total is None else total
+        for share, matrix in zip(own @ self.share, self.shared, strict=True):
+            if share:
+                total.add_(matrix, alpha=float(share))
+        return total
 
     def inner(self, matrix: Tensor) -> Tensor:
         """⟨Wᵢ, matrix⟩ of each client."""
-        found = self.share @ torch.stack([(m * matrix).sum() for m in self.shared]).to(self.share)
-        total = found.to(matrix)
+        total = self._tensor(self.share @ np.array([float((m * matrix).sum()) for m in self.shared]))
         for inputs, scaled in self._scaled():
             total = total + (torch.matmul(inputs, matrix.T) * scaled).sum((1, 2))
         return total
 
     def squares(self) -> Tensor:
         """‖Wᵢ‖² of each client, from inner products of its pairs."""
-        gram = torch.stack([torch.stack([(m * n).sum() for n in self.shared]) for m in self.shared]).to(self.share)
-        total = ((self.share @ gram) * self.share).sum(1).to(self.shared[0])
-        own = replace(self, share=torch.zeros_like(self.share))
-        for place, matrix in enumerate(self.shared):
-            total = total + 2 * self.share[:, place].to(total) * own.inner(matrix)
+        gram = np.array([[float((m * n).sum()) for n in self.shared] for m in self.shared])
+        total = self._tensor(((self.share @ gram) * self.share).sum(1))
+        own = replace(self, share=np.zeros_like(self.share))
+        for share, matrix in zip(self.share.T, self.shared, strict=True):
+            if share.any():
+                total = total + 2 * self._tensor(share) * own.inner(matrix)
         blocks = self._scaled()
         for i, (inputs, scaled) in enumerate(blocks):
             for j, (others, theirs) in enumerate(blocks[: i + 1]):
@@ -84,48 +98,28 @@ class Factors:
                 total = total + (1 if i == j else 2) * products.sum((1, 2))
         return total
 
-    def sums(self) -> Tensor:
-        """The sum of the numbers of each client's matrix, which is finite where they are."""
-        total = self.share @ torch.stack([m.sum() for m in self.shared]).to(self.share)
-        found = total.to(self.shared[0])
-        for inputs, scaled in self._scaled():
-            found = found + (inputs.sum(2) * scaled.sum(2)).sum(1)
-        return found
-
-    def of(self, clients: Tensor) -> Factors:
-        """The same of these clients alone."""
-        pairs = tuple(Pairs(p.inputs[clients], p.gradients[clients]) for p in self.pairs)
-        return Factors(self.shared, self.share[clients.cpu()], pairs, self.coefficients[clients.cpu()])
-
-    def times(self, factor: Tensor | float) -> Factors:
+    def times(self, factor: NDArray[np.float64] | float) -> Factors:
         """All times a number, or each client's times its own."""
-        own = factor.to(self.share).view(-1, 1) if isinstance(factor, Tensor) else factor
+        own = np.reshape(factor, (-1, 1))
         return replace(self, share=self.share * own, coefficients=self.coefficients * own)
 
     def plus(self, place: int, amount: float) -> Factors:
         """Σ + amount·shared[place]."""
-        share = self.share.clone()
+        share = self.share.copy()
         share[:, place] += amount
         return replace(self, share=share)
 
-    def _of_shared(self, share: Tensor) -> Tensor:
-        """Σₛ share·sharedₛ, without the work for what nobody has."""
+    def _tensor(self, numbers: NDArray[np.float64]) -> Tensor:
         like = self.shared[0]
-        found = like.new_zeros(()).expand(len(share), *like.shape)
-        for place, matrix in enumerate(self.shared):
-            own = share[:, place]
-            if bool(own.any()):
-                found = torch.addcmul(found, own.to(like).view(-1, 1, 1), matrix)
-        return found
+        return torch.from_numpy(numbers).to(like.device, like.dtype)
 
-    def _scaled(self, weights: Tensor | None = None) -> list[Pairs]:
+    def _scaled(self, weights: NDArray[np.float64] | None = None) -> list[Pairs]:
         """The pairs, with their coefficients (and the clients' weights) taken into the gradients."""
         found, start = [], 0
+        scale = self._tensor(self.coefficients if weights is None else self.coefficients * weights[:, None])
         for inputs, gradients in self.pairs:
-            own = self.coefficients[:, start : start + inputs.shape[1]]
-            if weights is not None:
-                own = own * weights.to(own).view(-1, 1)
-            found.append(Pairs(inputs, gradients * own.to(gradients).unsqueeze(-1)))
+            own = scale[:, start : start + inputs.shape[1], None]
+            found.append(Pairs(inputs, gradients * own))
             start += inputs.shape[1]
         return found
 
@@ -180,6 +174,30 @@ class Factored(Tensor):
         return self._dense
 
 
+def _side_by_side(blocks: Sequence[Pairs]) -> list[Pairs]:
+    """The same flat pairs in fewer blocks: one where the inputs of one block end where those of the next begin, as
+    those of a network's first layer do, which are the batches themselves."""
+    found: list[list[Pairs]] = []
+    for block in blocks:
+        last = found[-1][-1].inputs if found else None
+        if last is not None and last.is_contiguous() and block.inputs.is_contiguous() and _follows(last, block.inputs):
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return [
+        Pairs(
+            row[0].inputs.as_strided((sum(len(b.inputs) for b in row), row[0].inputs.shape[1]), row[0].inputs.stride()),
+            torch.cat([b.gradients for b in row]) if len(row) > 1 else row[0].gradients,
+        )
+        for row in found
+    ]
+
+
+def _follows(first: Tensor, second: Tensor) -> bool:
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return same and first.storage_offset() + first.numel() == second.storage_offset()
+
+
 def _made_dense(given: Any) -> Any:
     if isinstance(given, Factored):
         return given.dense()
@@ -209,9 +227,10 @@ def _times(x: Any, y: Any) -> Tensor | None:
     if isinstance(y, Tensor):
         if isinstance(y, Factored) or y.ndim or y.requires_grad:
             return None
-        y = vmap.made_of(y)[0]
-    with vmap.outside():
-        return Factored(x.factors.times(y))
+        plain = vmap.made_of(y)[0]
+        with vmap.outside():
+            y = plain.detach().double().cpu().numpy()
+    return Factored(x.factors.times(y))
 
 
 def _negative(x: Any) -> Tensor | None:

@@ -24,8 +24,9 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
+from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 
-from mixfed.core.tree import Params
+from mixfed.core.tree import Params, leaves
 
 
 def beneath(function: Callable[[Any], Any], given: Any) -> Any:
@@ -51,8 +52,10 @@ def made_of(x: Tensor) -> tuple[Tensor, bool]:
     each = False
     while is_functorch_wrapped_tensor(x):
         bdim, inner = maybe_get_bdim(x), get_unwrapped(x)
-        with outside():
-            x = inner if bdim < 0 else inner.movedim(bdim, 0)
+        if bdim > 0:
+            with outside():
+                inner = inner.movedim(bdim, 0)
+        x = inner
         each = each or bdim >= 0
     return x, each
 
@@ -81,6 +84,26 @@ def for_each(function: Callable[..., Tensor], *trees: Params) -> Tensor:
     try:
         found = function(*({n: _add_batch_dim(x, 0, level) for n, x in leaves.items()} for leaves in trees))
         return _remove_batch_dim(found, level, size, 0)
+    finally:
+        _vmap_decrement_nesting()
+
+
+def over_clients(function: Callable[..., Any], *trees: Any) -> Any:
+    """The same for nested trees, which is also what the function gives."""
+
+    def wrapped(x: Any) -> Any:
+        return {n: wrapped(leaf) for n, leaf in x.items()} if isinstance(x, dict) else _add_batch_dim(x, 0, level)
+
+    def unwrapped(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {n: unwrapped(leaf) for n, leaf in x.items()}
+        return _remove_batch_dim(x, level, size, 0)
+
+    size = len(next(x for tree in trees for x in leaves(tree)))
+    lazy_load_decompositions()
+    level = _vmap_increment_nesting(size, "error")
+    try:
+        return tuple(unwrapped(x) for x in function(*(wrapped(x) for x in trees)))
     finally:
         _vmap_decrement_nesting()
 

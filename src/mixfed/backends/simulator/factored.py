@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
@@ -34,6 +37,9 @@ from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer, Proximal, Trained
 from mixfed.core.tree import Params
 from mixfed.models import vmap
+
+Paths = tuple[NDArray[np.float64], NDArray[np.float64]]
+Pull = Callable[[], Tensor]
 
 LINEAR_RULES = ("sgd", "sgd+decay", "momentum", "nesterov")
 """Optimizers whose weights are sums of the start and of gradients, with coefficients that no data changes."""
@@ -78,7 +84,8 @@ def train(
     return None
 
 
-def coefficients(optimizer: Optimizer, rate: float, steps: int, corrected: bool, mu: float) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=64)
+def coefficients(optimizer: Optimizer, rate: float, steps: int, corrected: bool, mu: float) -> Paths:
     """A weight after 0, 1, … steps, and the sum of its gradients so far, as coordinates [steps + 1, 2 + steps].
 
     The coordinates are those of the start, of the correction and of each step's gradient of the loss. The optimizer is
@@ -89,13 +96,13 @@ def coefficients(optimizer: Optimizer, rate: float, steps: int, corrected: bool,
     memory = optimizer.init({"": at})
     path, gradients = [at], [seen]
     for axis in axes[2:]:
-        gradient = axis + mu * (at - axes[0]) if mu else axis
+        gradient = axis + mu * (at - axes[0])
         seen = seen + gradient
         direction, memory = optimizer.direction({"": gradient + axes[1] if corrected else gradient}, memory, {"": at})
         at = at - rate * direction[""]
         path.append(at)
         gradients.append(seen)
-    return torch.stack(path), torch.stack(gradients)
+    return torch.stack(path).numpy(), torch.stack(gradients).numpy()
 
 
 def _alike(name: str, start: Params, correction: Params | None) -> bool:
@@ -110,8 +117,8 @@ class _Weight:
 
     start: Tensor
     correction: Tensor | None
-    path: Tensor
-    seen: Tensor
+    path: NDArray[np.float64]
+    seen: NDArray[np.float64]
     blocks: list[tuple[Pairs, list[int]]] = field(default_factory=list)
     shared: Tensor = field(init=False)
     own: list[tuple[Pairs, Tensor | float]] = field(init=False)
@@ -149,11 +156,11 @@ class _Weight:
             one = Pairs.joined(pairs)
             self.blocks.append((one, [k] * one.inputs.shape[1]))
 
-    def factors(self, path: Tensor, taken: Tensor) -> Factors:
+    def factors(self, path: NDArray[np.float64], taken: NDArray[np.int64]) -> Factors:
         """Where the path leads each client, after as many steps as it has taken."""
         own = path[taken]
         shared = (self.start,) if self.correction is None else (self.start, self.correction)
-        steps = torch.tensor([2 + k for _, steps in self.blocks for k in steps], dtype=torch.int64)
+        steps = [2 + k for _, steps in self.blocks for k in steps]
         return Factors(shared, own[:, : len(shared)], tuple(pairs for pairs, _ in self.blocks), own[:, steps])
 
 
@@ -221,7 +228,7 @@ class _Run:
             owned = now is None
             if now is not None:
                 buffers = tree.where(vmap.each(now), buffers, before)
-        steps = torch.full((self.clients,), batches.length) if active is None else active.sum(1).cpu()
+        steps = np.full(self.clients, batches.length) if active is None else active.cpu().numpy().sum(1)
         ends: Params = {n: Factored(w.factors(w.path, steps)) for n, w in weights.items()}
         ends |= {n: vmap.each(x) for n, x in dense.items()}
         gradients: Params = {n: Factored(w.factors(w.seen, steps)) for n, w in weights.items()} if want_gradient else {}
@@ -230,14 +237,12 @@ class _Run:
         return Trained({n: ends[n] for n in model.trainable} | buffers, mean, batches.steps, gradients or None)
 
     def _weights(self) -> dict[str, _Weight]:
-        kinds: dict[tuple[bool, float], tuple[Tensor, Tensor]] = {}
         found = {}
         for n in sorted(self.names):
             mu = self.loss.mu if isinstance(self.loss, Proximal) and n in self.loss.anchor else 0.0
-            kind = (n in self.correction, mu)
-            if kind not in kinds:
-                kinds[kind] = coefficients(self.trainer.optimizer, self.rate, self.batches.length, *kind)
-            found[n] = _Weight(self.start[n], self.correction.get(n), *kinds[kind])
+            correction = self.correction.get(n)
+            paths = coefficients(self.trainer.optimizer, self.rate, self.batches.length, correction is not None, mu)
+            found[n] = _Weight(self.start[n], correction, *paths)
         return found
 
     def _gradient(
@@ -253,7 +258,7 @@ class _Run:
         watch = _Watch({id(x): n for n, x in stand_ins.items()}, weights, self.clients, self.batches.length)
         loss, pull = self.loss, None
         if isinstance(loss, Proximal):
-            loss, pull = _apart(loss, weights, torch.full((self.clients,), k))
+            loss, pull = _apart(loss, weights, np.full(self.clients, k))
         with torch.enable_grad(), watch:
             values = self._plain(loss(given, batch))
         self.unsuited |= watch.unsuited
@@ -314,6 +319,12 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear:
             return self._linear(*args, **kwargs)
+        if (func in _BY_NUMBER and not kwargs.get("inplace")) or (
+            func in _LOSSES and kwargs.get("reduction") == "none"
+        ):
+            found = self._by_example(func, args, kwargs)
+            if found is not None:
+                return found
         for x in (*args, *kwargs.values()):
             for one in x if type(x) in (list, tuple) else (x,):
                 if id(one) in self.names and func not in _HARMLESS:
@@ -322,21 +333,42 @@ class _Watch(TorchFunctionMode):
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         name = self.names.get(id(weight))
-        if name is None or not self._is_suited(name, input):
+        own = name is None and vmap.is_at_this_level(weight) and vmap.is_at_this_level(input)
+        if not (own if name is None else self._is_suited(name, input)):
             return F.linear(input, weight, bias)
         x, each = vmap.made_of(input)
         b, each_b = vmap.made_of(bias) if bias is not None else (None, False)
+        w, each_w = vmap.made_of(weight)
+        if name is None and not each_w:
+            return F.linear(input, weight, bias)
         with vmap.outside():
             x = x if each else x.expand(self.clients, *x.shape)
             rows = x.reshape(self.clients, -1, x.shape[-1])
-            z = self.weights[name].applied(rows)
-            if b is not None:
-                z = z + (b.unsqueeze(1) if each_b else b)
-            if not z.requires_grad:
-                z = z.requires_grad_().clone()  # what comes next may write into it, but not into a leaf
-            self.uses.append(_Use(name, rows.detach(), get_gradient_edge(z)))
+            b = b.unsqueeze(1) if b is not None and each_b else b
+            if name is not None:
+                z = self.weights[name].applied(rows)
+                z = z if b is None else z + b
+            else:
+                z = torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
+            if name is not None:
+                if not z.requires_grad:
+                    z = z.requires_grad_().clone()  # what comes next may write into it, but not into a leaf
+                self.uses.append(_Use(name, rows.detach(), get_gradient_edge(z)))
             z = z.view(*x.shape[:-1], -1)
         return vmap.each(z)
+
+    def _by_example(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The function of all clients' examples in a row, in a fraction of what the operators of vmap take."""
+        fewest = 2 if func is F.cross_entropy else 1  # its first dimension is examples only if there is another
+        if not all(isinstance(x, Tensor) and vmap.is_at_this_level(x) for x in args) or args[0].ndim < fewest:
+            return None
+        plain = [vmap.made_of(x) for x in args]
+        if not all(each for _, each in plain) or any(isinstance(x, Tensor) for x in kwargs.values()):
+            return None
+        with vmap.outside():
+            found = func(*(x.flatten(0, 1) for x, _ in plain), **kwargs)
+            found = found.view(self.clients, -1, *found.shape[1:])
+        return vmap.each(found)
 
     def _is_suited(self, name: str, x: Tensor) -> bool:
         """Whether this use leaves the weight in factors; x is one client's."""
@@ -350,13 +382,17 @@ class _Watch(TorchFunctionMode):
         return suited
 
 
+_BY_NUMBER: frozenset[Any] = frozenset(
+    [F.relu, torch.relu, Tensor.relu, torch.tanh, Tensor.tanh, torch.sigmoid, Tensor.sigmoid, F.gelu, F.silu]
+)
+_LOSSES: frozenset[Any] = frozenset([F.binary_cross_entropy_with_logits, F.cross_entropy])
 _HARMLESS: frozenset[Any] = frozenset(
     [Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point]
     + [getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")]
 )
 
 
-def _apart(loss: Proximal, weights: Mapping[str, _Weight], taken: Tensor) -> tuple[Loss, Callable[[], Tensor]]:
+def _apart(loss: Proximal, weights: Mapping[str, _Weight], taken: NDArray[np.int64]) -> tuple[Loss, Pull]:
     """The loss with the pull of dense weights towards the anchor, and the pull of the others, which is in their
     coefficients, as a number for each client that has taken so many steps."""
     dense = {n: a for n, a in loss.anchor.items() if n not in weights}
