@@ -28,6 +28,7 @@ from mixfed.core.factors import Factors, apart
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.errors import explained
+from mixfed.models.vmap import over_clients
 from mixfed.transforms.rows import select as rows
 from mixfed.transforms.rows.select import Picked, RowSum
 
@@ -328,7 +329,7 @@ def _vmapped(algorithm: Algorithm, part: Part, unit: slice, privates: PrivateSto
         values, in_factors = apart(algorithm.arrive(upload.values), in_factors=algorithm.uploads == "sum")
         return values, upload.weight, apart(private, in_factors=False)[0]
 
-    values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {}, stacked)
+    values, weight, private = over_clients(one, per_client, private, picked.payload if picked else {}, stacked)
     if sent:
         _add_groups(tally_of, which, clients, Upload(values, weight), private, travelling)
         return

@@ -1,0 +1,114 @@
+"""Cohorts in factors: every algorithm gives the numbers of its clients one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mixfed.algorithms.local_global import local_global
+from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.delays import HalfNormal
+from mixfed.core.factors import Factored, Factors
+from mixfed.core.loop import Result, run
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.schedule import Schedule
+from tests.algorithms.test_table import CENTRAL, FEDERATED, learnt, setup
+from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
+
+WIDE = 120
+
+
+def wide(inputs: int = 2, outputs: int = 3) -> Model:
+    torch.manual_seed(0)
+    layers = [nn.Linear(inputs, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, outputs)]
+    return Model(nn.Sequential(*layers), cross_entropy)
+
+
+def made(name: str, **options: int) -> Algorithm:
+    if name.startswith("lg"):
+        return local_global(ALGORITHMS["fedavg"].make(setup(model=wide())), lambda n: n.startswith(name[3:]))
+    return ALGORITHMS[name].make(setup(model=wide()), **options)
+
+
+def ran(algorithm: Algorithm, executor: str, schedule: Schedule | None = None, rounds: int = 4) -> Result:
+    simulator = Simulator(executor, threads=1, chunk=5)
+    schedule = schedule or Schedule(len(FEDERATED))
+    return run(algorithm, FEDERATED, rounds=rounds, schedule=schedule, central=CENTRAL, backend=simulator)
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Counts matrices in factors ("factors") and those that were made dense ("dense")."""
+    found: list[str] = []
+    new, dense = Factored.__new__, Factors.dense
+
+    def counted(cls: type, factors: Factors) -> Factored:
+        found.append("factors")
+        return new(cls, factors)
+
+    def made_dense(self: Factors) -> torch.Tensor:
+        found.append("dense")
+        return dense(self)
+
+    monkeypatch.setattr(Factored, "__new__", counted)
+    monkeypatch.setattr(Factors, "dense", made_dense)
+    return found
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "lg 0", "lg 2"])
+def test_every_algorithm(name: str) -> None:
+    alone, together = (ran(made(name), executor) for executor in ("loop", "factored"))
+    for n, x in learnt(alone).items():
+        torch.testing.assert_close(learnt(together)[n], x, rtol=2e-4, atol=2e-5, msg=lambda m, n=n: f"{n}: {m}")
+    assert alone.ledger == together.ledger
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "ca2fl"])
+def test_late_clients_of_several_rounds(name: str, met: list[str]) -> None:
+    late = Schedule(4, HalfNormal(4.0), late="use")
+    alone, together = (ran(made(name, buffer=0), executor, late, 12) for executor in ("loop", "factored"))
+    assert_close(together.params, alone.params, 1e-4)
+    assert "factors" in met
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "gradient_1way", "gradient_2way", "parallel"])
+def test_sums_never_need_a_clients_own_weights(name: str, met: list[str]) -> None:
+    ran(made(name), "factored")
+    assert "factors" in met
+    assert "dense" not in met
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_client_whose_numbers_are_not_finite_is_dropped_alone(bad: float, threads: int) -> None:
+    sizes = [4, 2, 6, 3]
+    spoilt, algorithm = clients(sizes, (WIDE,)), averaging(wide(WIDE, 2), Batching(3, epochs=2))
+    spoilt.arrays["x"][5, 0] = bad  # the second client's
+    found = train(algorithm, spoilt, "factored", threads=threads)
+    wanted = train(algorithm, spoilt, "loop")
+    assert found.dropped == wanted.dropped == 2
+    assert_close(found.params, wanted.params, 1e-5)
+
+
+def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+    data, algorithm = clients([4, 2, 6], (WIDE,)), averaging(wide(WIDE, 2), Batching(3, epochs=2))
+    whole = train(algorithm, data, "factored", rounds=4)
+    train(algorithm, data, "factored", rounds=2, checkpoints=Checkpoints(tmp_path, every=1))
+    rest = train(algorithm, data, "factored", rounds=4, checkpoints=Checkpoints(tmp_path, every=1))
+    assert_equal(rest.params, whole.params)
+
+
+def test_auto_times_it_where_a_layer_is_wide_enough() -> None:
+    for inputs, offered in ((WIDE, True), (2, False)):
+        said: list[str] = []
+        model = wide(inputs, 2) if offered else Model(nn.Linear(2, 2), cross_entropy)
+        train(averaging(model, Batching(3, steps=2)), clients([4] * 8, (inputs,)), "auto", say=said.append)
+        assert any("factored" in sentence for sentence in said) == offered
