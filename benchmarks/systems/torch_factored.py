@@ -26,7 +26,7 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     W, b, V, c = (p.detach().clone() for p in workload.model().parameters())
     for round in count():
         cohort = torch.tensor(workload.cohort(round))
-        inputs, wanted = x[cohort], y[cohort]  # [clients, examples, 2352] and [clients, examples]
+        inputs, wanted = x.index_select(0, cohort), y[cohort]  # [clients, examples, 2352] and [clients, examples]
         shared = (inputs.flatten(0, 1) @ W.T).view(clients, workload.examples, -1)
         inner = torch.bmm(inputs, inputs.mT)
         b_of, V_of, c_of = b.repeat(clients, 1), V.repeat(clients, 1), c.repeat(clients, 1)
