@@ -238,21 +238,26 @@ def test_what_cannot_be_factored_runs_as_before(options: dict[str, Any]) -> None
     assert_same(found, wanted)
 
 
-def test_rounding_to_16_bits_at_every_step_needs_weights_of_ones_own() -> None:
-    trainer = LocalTrainer(
-        Model(nn.Linear(WIDE, WIDE), cross_entropy, dtype=torch.bfloat16), sgd(0.1), Batching(4, steps=1)
-    )
-    params = {n: p.to(torch.bfloat16) for n, p in trainer.model.initial().items()}
+@pytest.mark.parametrize(
+    ("dtype", "tables", "possible"),
+    [(torch.float32, {}, True), (torch.bfloat16, {}, False), (torch.float32, {"weight": ("x",)}, False)],
+)
+def test_rounding_at_every_step_and_tables_by_rows_need_weights_of_ones_own(
+    dtype: torch.dtype, tables: dict[str, tuple[str, ...]], possible: bool
+) -> None:
+    model = Model(nn.Linear(WIDE, WIDE), cross_entropy, dtype=dtype)
+    trainer = LocalTrainer(model, sgd(0.1), Batching(4, steps=1))
+    params = {n: p.to(dtype) for n, p in model.initial().items()}
     batches = plan_cohort("clients", clients([4], (WIDE,)), np.arange(1), trainer.batching, 0, 0).chunk(slice(0, 1))
     found = []
 
     def one(key: Tensor, fields: Batch) -> Tensor:
-        own = replace(batches, key=key, fields=fields)
-        found.append(factored.train(trainer, params, own, 0.1, None, trainer.model.loss))
+        own = replace(batches, key=key, fields=fields, tables=tables)
+        found.append(factored.train(trainer, params, own, 0.1, None, model.loss))
         return key
 
     torch.vmap(one)(batches.key, batches.fields)
-    assert found == [None]
+    assert [x is not None for x in found] == [possible]
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from torch import nn
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.simulator.engine import Simulator
-from mixfed.core.algorithm import Algorithm
-from mixfed.core.batches import Batching
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal
 from mixfed.core.factors import Factored, Factors
@@ -94,6 +95,22 @@ def test_a_client_whose_numbers_are_not_finite_is_dropped_alone(bad: float, thre
     spoilt.arrays["x"][5, 0] = bad  # the second client's
     found = train(algorithm, spoilt, "factored", threads=threads)
     wanted = train(algorithm, spoilt, "loop")
+    assert found.dropped == wanted.dropped == 2
+    assert_close(found.params, wanted.params, 1e-5)
+
+
+@pytest.mark.parametrize("leaf", ["2.weight", "2.bias"])
+def test_whichever_of_its_leaves_is_not_finite(leaf: str) -> None:
+    """A client sends up infinity instead of one leaf, the first in factors or dense."""
+    algorithm, data = averaging(wide(WIDE, 2), Batching(3, epochs=2)), clients([4, 2, 6, 3], (WIDE,))
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        upload, private = algorithm.client(message, private, batches)
+        spoilt = torch.where(batches.examples == 12, torch.inf, 1.0)  # the third one's
+        delta = upload.values["delta"]
+        return Upload({"delta": delta | {leaf: delta[leaf] * spoilt}}, upload.weight), private
+
+    found, wanted = (train(replace(algorithm, client=client), data, executor) for executor in ("factored", "loop"))
     assert found.dropped == wanted.dropped == 2
     assert_close(found.params, wanted.params, 1e-5)
 

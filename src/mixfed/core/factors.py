@@ -101,7 +101,8 @@ class Factors:
     def times(self, factor: NDArray[np.float64] | float) -> Factors:
         """All times a number, or each client's times its own."""
         own = np.reshape(factor, (-1, 1))
-        return replace(self, share=self.share * own, coefficients=self.coefficients * own)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is found in what comes up
+            return replace(self, share=self.share * own, coefficients=self.coefficients * own)
 
     def plus(self, place: int, amount: float) -> Factors:
         """Σ + amount·shared[place]."""

@@ -92,21 +92,14 @@ class Tally:
         Tables that came by rows are apart, as ``picked`` has them, and so is what is ``in_factors``, whose mean is one
         product. Its numbers are all finite where those of the mean are.
         """
-        if in_factors:
-            share = upload.weight / upload.weight.sum()
-            means = {k: {n: _wide(x.weighted_sum(share)) for n, x in v.items()} for k, v in in_factors.items()}
-            if not bool(_finite(means)):
-                values = {
-                    k: v | {n: x.dense() for n, x in in_factors.get(k, {}).items()} for k, v in upload.values.items()
-                }
-                self.add_chunk(clients, Upload(values, upload.weight), private)
-                return
-        finite = _finite({"up": upload.values, "kept": private}, batched=True).expand(len(clients))
-        good = finite.tolist()
-        if self.each or not all(good):
+        factors, share = in_factors or {}, upload.weight / upload.weight.sum()
+        means = {k: {n: _wide(x.weighted_sum(share)) for n, x in v.items()} for k, v in factors.items()}
+        finite = _finite({"up": upload.values, "kept": private}, batched=True).expand(len(clients)) & _finite(means)
+        if self.each or not bool(finite.all()):
+            values = {k: v | {n: x.dense() for n, x in factors.get(k, {}).items()} for k, v in upload.values.items()}
             for i, client in enumerate(clients):
-                one = Upload(_index(upload.values, i), upload.weight[i])
-                self.add(client, one if picked is None else picked.with_rows(one, upload.values, i), _index(private, i))
+                one = Upload(_index(values, i), upload.weight[i])
+                self.add(client, one if picked is None else picked.with_rows(one, values, i), _index(private, i))
             return
         self.private.append((list(clients), private))
         values = upload.values
@@ -119,9 +112,7 @@ class Tally:
                     leaves[t] = wide.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(wide.dtype))
             self._add_rows(picked.ids, weights, tables)
         mean = {k: {n: _weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
-        if in_factors:
-            mean = {k: v | means.get(k, {}) for k, v in mean.items()}
-        self.add_mean(clients, float(upload.weight.sum()), mean)
+        self.add_mean(clients, float(upload.weight.sum()), {k: v | means.get(k, {}) for k, v in mean.items()})
 
     def add_mean(self, clients: Sequence[int], weight: float, mean: dict[str, Params]) -> None:
         """Takes the weighted mean of the uploads of these clients, and the sum of their weights."""

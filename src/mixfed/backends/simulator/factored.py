@@ -67,6 +67,8 @@ def train(
     key, each = vmap.made_of(batches.key)
     if not (batches.vectorised and each and batches.fields) or trainer.optimizer.rule not in LINEAR_RULES:
         return None
+    if batches.tables:
+        return None  # lookups of tables that came by rows are guarded elsewhere
     if trainer.clip is not None and isinstance(loss, Proximal):
         return None  # a norm over factors and pull together is not worth its code
     start = tree.cast(params, trainer.model.dtype)
