@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.algorithm import Reply, Upload
+from mixfed.core.jobs import Jobs
 from mixfed.core.tree import Params
 from mixfed.transforms.rows.select import shared
 from mixfed.transforms.rows.sums import RowSum
@@ -96,6 +97,12 @@ def single(client: int, upload: Upload, source: str) -> Reply:
     """The reply of one client, for an algorithm that wants each."""
     touched = {t: torch.ones(len(i), device=i.device) for t, i in upload.rows.items()}
     return Reply(upload.values, float(upload.weight), (client,), source, rows=upload.rows, touched=touched)
+
+
+def in_order(replies: list[Reply], jobs: Jobs) -> list[Reply]:
+    """Replies of single clients in the order of their jobs."""
+    place = {client: i for i, client in enumerate(jobs.clients.tolist())}
+    return sorted(replies, key=lambda reply: place[reply.clients[0]])
 
 
 def wide(x: Tensor) -> Tensor:

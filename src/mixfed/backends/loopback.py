@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mixfed.backends import wire
-from mixfed.backends.aggregate import WeightedSum, single
+from mixfed.backends.aggregate import WeightedSum, in_order, single
 from mixfed.backends.clock import VirtualClock
 from mixfed.backends.messages import Messages
 from mixfed.backends.runtime import ClientRuntime, Measure, for_every_table
@@ -119,10 +119,7 @@ class Loopback:
                 sent = self._messages[jobs.source].of(round)
                 made = [replace(reply, message=sent) for reply in made]
             replies += made
-        if self.algorithm.uploads == "each":
-            place = {client: i for i, client in enumerate(jobs.clients.tolist())}
-            replies.sort(key=lambda reply: place[reply.clients[0]])
-        return Collected(replies, dropped)
+        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped)
 
     def discard(self, jobs: Jobs, *, reported: bool) -> None:
         """Clients that report in vain have trained and keep what is theirs; those that are lost got no request."""

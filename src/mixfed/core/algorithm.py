@@ -97,10 +97,6 @@ class Reply:
     touched: dict[str, Tensor] = field(default_factory=dict)
     message: Message | None = None
 
-    def delayed(self, versions: int) -> Reply:
-        """The same reply for a server that has moved on by so many versions."""
-        return replace(self, staleness=self.staleness + versions) if versions else self
-
 
 @dataclass
 class Server:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfed.backends.aggregate import single
+from mixfed.backends.aggregate import in_order, single
 from mixfed.backends.clock import VirtualClock
 from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
@@ -137,10 +137,7 @@ class Simulator:
                 dropped += one.dropped
                 made = self._replies(one, jobs.source)
                 replies += [replace(r, message=message) for r in made] if self.algorithm.rows else made
-        if self.algorithm.uploads == "each":
-            place = {client: i for i, client in enumerate(jobs.clients.tolist())}
-            replies.sort(key=lambda reply: place[reply.clients[0]])
-        return Collected(replies, dropped)
+        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped)
 
     def discard(self, jobs: Jobs, *, reported: bool) -> None:
         """Forgets these jobs. Clients that reported have trained and keep what is theirs; their uploads are refused."""
