@@ -17,8 +17,9 @@ from mixfed.core.loop import Record
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, run_in_folder
+from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.running import run_in_folder
 
 from .tools import here, refused
 

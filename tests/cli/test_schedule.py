@@ -14,8 +14,9 @@ from mixfed.data.images import images_like
 from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import build, build_schedule
-from mixfed.experiments.folder import RunFolder, run_in_folder
+from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.running import run_in_folder
 from mixfed.experiments.scenario import build_scenario
 
 

@@ -14,10 +14,11 @@ from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, folder_for, run_in_folder
+from mixfed.experiments.folder import RunFolder, folder_for
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import run_table
 from mixfed.experiments.request import Request
+from mixfed.experiments.running import run_in_folder
 
 if TYPE_CHECKING:
     from mixfed.experiments.trackers import Tracker

@@ -20,29 +20,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import platform
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 from filelock import FileLock, Timeout
 
-from mixfed.core.checkpoint import Checkpoints, save_params, warn
+from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.files import append, refuse_links, sweep, write_atomically
-from mixfed.core.loop import Callback, Record, Result
+from mixfed.core.loop import Record
 from mixfed.core.tree import flatten
 from mixfed.errors import InputError
-from mixfed.experiments import scores, toml
-from mixfed.experiments.build import Experiment
+from mixfed.experiments import toml
 from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.report.plot import plot_diagnostics, plot_run
 from mixfed.experiments.schema import Table
 
 MAY_CHANGE = ("data.folder",)
@@ -230,61 +225,6 @@ class RunFolder:
                 append(path, _line({"round": record.round, **values}).encode())
 
 
-def run_in_folder(
-    experiment: Experiment,
-    folder: RunFolder,
-    *,
-    resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-    say: Callable[[str], None] | None = None,
-    written: Table | None = None,
-) -> Result:
-    """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result.
-
-    ``written`` is what the user's recipe says for this algorithm, without settings of the command line: a resumed run
-    then notices where it was edited. A resumed run simulates as it did before.
-    """
-    with folder.locked():
-        if resume:
-            how = folder.stored().simulator
-            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
-        else:
-            folder.require_unused()
-            how = experiment.recipe.simulator
-            how = replace(how, cores=how.cores or torch.get_num_threads())
-            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
-            folder.write_config(experiment.recipe, written)
-        recipe = experiment.recipe
-
-        def chose(source: str, execution: str) -> None:
-            how = folder.stored().simulator
-            if how.chosen.get(source) != execution:
-                chosen = replace(how, chosen=how.chosen | {source: execution})
-                folder.write_config(replace(recipe, simulator=chosen))
-
-        checkpoints = Checkpoints(
-            folder.checkpoints, recipe.checkpoint.every, identity=identity(recipe), say=say or warn
-        )
-        folder.write_history(*_done(checkpoints, recipe) if resume else ([], []))
-        try:
-            result = experiment.run(
-                callbacks=[folder.append, *callbacks],
-                checkpoints=checkpoints,
-                resume=resume,
-                should_stop=should_stop,
-                say=say or (lambda sentence: None),
-                chose=chose,
-            )
-        except InputError:
-            if not resume and not folder.checkpoints.exists():
-                folder.forget()
-            raise
-        if result.finished:
-            _write_result(folder, folder.stored(), result)
-    return result
-
-
 def identity(recipe: Recipe) -> str:
     """A fingerprint of what makes a run the run that it is: all but how it is simulated and what may change."""
     table = {
@@ -293,47 +233,6 @@ def identity(recipe: Recipe) -> str:
         if key not in ("rounds", *MAY_CHANGE) and not key.startswith("simulator.")
     }
     return _fingerprint(json.dumps(table, sort_keys=True).encode())
-
-
-def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The history and the diagnostics of the checkpoint that the run goes on from."""
-    saved = checkpoints.resume(seed=recipe.seed, rounds=recipe.rounds, every=recipe.evaluate.every)
-    return (saved["history"], saved["diagnostics"]) if saved else ([], [])
-
-
-def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
-    folder.write_history(result.history, result.diagnostics)
-    save_params(folder.model, result.params)
-    plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
-    if result.diagnostics:
-        plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
-    found = result_json(result, recipe.evaluate.best_of_last) | {"simulation": _simulation(recipe)}
-    write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
-
-
-def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
-    """What result.json holds: each metric as last evaluated, or the best of so many last evaluations."""
-    figures = {name: scores.best_of_last(result.history, name, best_of_last) for name in result.metrics}
-    return {
-        "metrics": clean(figures),
-        "ledger": result.ledger,
-        "rounds": result.rounds,
-        "seconds": round(result.seconds, 3),
-        "seed": result.seed,
-        "versions": versions(),
-    }
-
-
-def _simulation(recipe: Recipe) -> dict[str, Any]:
-    """What decides the last bits of a run's numbers, beside the recipe and the versions."""
-    how = recipe.simulator
-    executions = how.chosen if how.executor == "auto" else {"": how.executor}
-    return {"backend": recipe.backend, "cores": how.cores, "threads": how.threads, "executions": executions}
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on beside the recipe."""
-    return {"python": platform.python_version()} | {name: version(name) for name in ("mixfed", "torch", "numpy")}
 
 
 def clean(value: Any) -> Any:

@@ -11,8 +11,9 @@ from mixfed.core.loop import Record, Result
 from mixfed.data.scenario import Scenario
 from mixfed.errors import RunStopped
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, run_in_folder
+from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.running import run_in_folder
 from mixfed.experiments.scenario import build_scenario
 
 Key = TypeVar("Key")

@@ -1,0 +1,119 @@
+"""An experiment run in its folder: everything that it finds is written down, and a run that stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from mixfed.core.checkpoint import Checkpoints, save_params, warn
+from mixfed.core.files import write_atomically
+from mixfed.core.loop import Callback, Result
+from mixfed.errors import InputError
+from mixfed.experiments import scores
+from mixfed.experiments.build import Experiment
+from mixfed.experiments.folder import RunFolder, clean, identity
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.plot import plot_diagnostics, plot_run
+from mixfed.experiments.schema import Table
+
+
+def run_in_folder(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] | None = None,
+    written: Table | None = None,
+) -> Result:
+    """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result.
+
+    ``written`` is what the user's recipe says for this algorithm, without settings of the command line: a resumed run
+    then notices where it was edited. A resumed run simulates as it did before.
+    """
+    with folder.locked():
+        if resume:
+            how = folder.stored().simulator
+            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
+        else:
+            folder.require_unused()
+            how = experiment.recipe.simulator
+            how = replace(how, cores=how.cores or torch.get_num_threads())
+            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
+            folder.write_config(experiment.recipe, written)
+        recipe = experiment.recipe
+
+        def chose(source: str, execution: str) -> None:
+            how = folder.stored().simulator
+            if how.chosen.get(source) != execution:
+                chosen = replace(how, chosen=how.chosen | {source: execution})
+                folder.write_config(replace(recipe, simulator=chosen))
+
+        checkpoints = Checkpoints(
+            folder.checkpoints, recipe.checkpoint.every, identity=identity(recipe), say=say or warn
+        )
+        folder.write_history(*_done(checkpoints, recipe) if resume else ([], []))
+        try:
+            result = experiment.run(
+                callbacks=[folder.append, *callbacks],
+                checkpoints=checkpoints,
+                resume=resume,
+                should_stop=should_stop,
+                say=say or (lambda sentence: None),
+                chose=chose,
+            )
+        except InputError:
+            if not resume and not folder.checkpoints.exists():
+                folder.forget()
+            raise
+        if result.finished:
+            _write_result(folder, folder.stored(), result)
+    return result
+
+
+def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The history and the diagnostics of the checkpoint that the run goes on from."""
+    saved = checkpoints.resume(seed=recipe.seed, rounds=recipe.rounds, every=recipe.evaluate.every)
+    return (saved["history"], saved["diagnostics"]) if saved else ([], [])
+
+
+def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
+    folder.write_history(result.history, result.diagnostics)
+    save_params(folder.model, result.params)
+    plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
+    if result.diagnostics:
+        plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
+    found = result_json(result, recipe.evaluate.best_of_last) | {"simulation": _simulation(recipe)}
+    write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
+
+
+def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
+    """What result.json holds: each metric as last evaluated, or the best of so many last evaluations."""
+    figures = {name: scores.best_of_last(result.history, name, best_of_last) for name in result.metrics}
+    return {
+        "metrics": clean(figures),
+        "ledger": result.ledger,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 3),
+        "seed": result.seed,
+        "versions": versions(),
+    }
+
+
+def _simulation(recipe: Recipe) -> dict[str, Any]:
+    """What decides the last bits of a run's numbers, beside the recipe and the versions."""
+    how = recipe.simulator
+    executions = how.chosen if how.executor == "auto" else {"": how.executor}
+    return {"backend": recipe.backend, "cores": how.cores, "threads": how.threads, "executions": executions}
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on beside the recipe."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("mixfed", "torch", "numpy")}
