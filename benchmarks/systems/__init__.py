@@ -17,6 +17,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "torch-loop": ("torch_loop", {}),
     "torch-threads": ("torch_threads", {}),
     "torch-vmap": ("torch_vmap", {}),
+    "torch-factored": ("torch_factored", {}),
     "torch-processes": ("torch_processes", {}),
     "pfl": ("pfl_system", {"processes": 1}),
     "pfl-processes": ("pfl_system", {"processes": 2}),
@@ -24,7 +25,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "mixfed": ("mixfed_system", {}),
 }
 
-BASELINES = ("torch-loop", "torch-threads", "torch-vmap")
+BASELINES = ("torch-loop", "torch-threads", "torch-vmap", "torch-factored")
 """Hand-written code in one process: the best of these is what the ratios refer to."""
 
 ENVIRONMENT = {"mixfed": cli.ENVIRONMENT}

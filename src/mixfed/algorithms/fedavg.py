@@ -22,7 +22,7 @@ from mixfed.core.algorithm import (
 from mixfed.core.batches import Batches
 from mixfed.core.model import Loss
 from mixfed.core.optim import Optimizer
-from mixfed.core.train import LocalTrainer, proximal
+from mixfed.core.train import LocalTrainer, Proximal
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 
@@ -77,7 +77,7 @@ def fedprox(trainer: LocalTrainer, *, mu: float = 0.01, server: Optimizer | None
     """FedProx (Li et al., 2020): FedAvg whose clients minimise fᵢ(x) + μ/2·‖x − x⁽ᵗ⁾‖²."""
     if not mu >= 0:
         raise InputError(f"FedProx needs mu of at least 0, not {mu}.")
-    return fedavg(trainer, server=server, wrap=lambda loss, start: proximal(loss, start, mu), name="fedprox")
+    return fedavg(trainer, server=server, wrap=lambda loss, start: Proximal(loss, start, mu), name="fedprox")
 
 
 def fedavgm(trainer: LocalTrainer, *, learning_rate: float = 1.0, momentum: float = 0.9) -> Algorithm:

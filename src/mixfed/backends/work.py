@@ -38,8 +38,14 @@ def is_finite(upload: Upload, private: Private, *, batched: bool = False) -> Ten
 
     A sum is finite exactly where all its terms are (and it can hold them), so that one number is looked at.
     """
-    everything = {"up": upload.values, "weight": upload.weight, "kept": private}
+    return all_finite({"up": upload.values, "weight": upload.weight, "kept": private}, batched=batched)
+
+
+def all_finite(everything: tree.Tree, *, batched: bool = False) -> Tensor:
+    """Whether all numbers of a tree are finite."""
     sums = [x.reshape(len(x), -1).sum(1) if batched else x.sum() for x in tree.leaves(everything)]
+    if not sums:
+        return torch.tensor(True)
     dtype = reduce(torch.promote_types, {x.dtype for x in sums})
     return torch.isfinite(torch.stack([x.to(dtype) for x in sums]).sum(0))
 

@@ -43,7 +43,8 @@ SHARED: dict[str, Any] = {
     ],
     "device": Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps …")],
     "executor": Annotated[
-        Literal["auto", "loop", "vmap"] | None, typer.Option(help="How clients are simulated; auto times the others.")
+        Literal["auto", "loop", "vmap", "factored"] | None,
+        typer.Option(help="How clients are simulated; auto times the others."),
     ],
     "backend": Annotated[
         Literal["simulator", "loopback"] | None,

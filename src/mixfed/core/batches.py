@@ -183,7 +183,10 @@ class Plan:
         )
 
     def chunk(self, chosen: slice, device: torch.device | str = "cpu") -> Batches:
-        """The batches of several clients, padded, with a first dimension over clients (to be vmapped over)."""
+        """The batches of several clients, padded, with a first dimension over clients (to be vmapped over).
+
+        In memory the first dimension is over steps, so that what all clients do at a step is side by side.
+        """
         counts, rows = self.counts[chosen], self.rows[chosen]
         real_steps = counts > 0
         length = max(int(real_steps.sum(axis=1).max()), 1)
@@ -194,7 +197,7 @@ class Plan:
         active = torch.from_numpy(real_steps.copy()).to(device) if not real_steps.all() else None
         return Batches(
             source=self.source,
-            fields=self._gather(rows, device),
+            fields={n: x.movedim(0, 1) for n, x in self._gather(rows.swapaxes(0, 1), device).items()},
             key=torch.from_numpy(self.keys[chosen].copy()).to(device),
             steps=torch.from_numpy(self.steps[chosen].astype(np.float32)).to(device),
             examples=torch.from_numpy(self.examples[chosen].astype(np.float32)).to(device),

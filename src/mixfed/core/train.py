@@ -43,6 +43,8 @@ class Kernel(Protocol):
         round: int,
         correction: Params | None,
         loss: Loss | None,
+        *,
+        want_gradient: bool = False,
     ) -> Trained | None:
         """What :meth:`LocalTrainer.train` gives, or None where this way does not suit the trainer."""
 
@@ -113,7 +115,7 @@ class LocalTrainer:
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
         if batches.kernel is not None:
-            trained = batches.kernel.train(self, params, batches, round, correction, loss)
+            trained = batches.kernel.train(self, params, batches, round, correction, loss, want_gradient=want_gradient)
             if trained is not None:
                 return trained
         moves = self.moves(loss or self.own_loss, round)
@@ -191,14 +193,20 @@ def weighted(loss: Loss, weight: float) -> Loss:
     return lambda params, batch: weight * loss(params, batch)
 
 
-def proximal(loss: Loss, anchor: Params, mu: float) -> Loss:
-    """loss(x) + μ/2·‖x − anchor‖² over the trainable leaves that the anchor names."""
+@dataclass(frozen=True)
+class Proximal:
+    """loss(x) + μ/2·‖x − anchor‖² over the trainable leaves that the anchor names.
 
-    def wrapped(params: Params, batch: Batch) -> Tensor:
-        distance = torch.stack([(params[n] - a).square().sum() for n, a in anchor.items()]).sum()
-        return loss(params, batch) + 0.5 * mu * distance
+    A value and not a closure, so that whoever knows the gradient of the second term need not compute it.
+    """
 
-    return wrapped
+    loss: Loss
+    anchor: Params
+    mu: float
+
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        distance = torch.stack([(params[n] - a).square().sum() for n, a in self.anchor.items()]).sum()
+        return self.loss(params, batch) + 0.5 * self.mu * distance
 
 
 def _holding(loss: Loss, fixed: Params, batches: Batches) -> Loss:

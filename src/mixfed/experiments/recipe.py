@@ -233,7 +233,7 @@ class SimulatorSection:
     numbers, so that a run of that file repeats them.
     """
 
-    executor: Literal["auto", "loop", "vmap"] = "auto"
+    executor: Literal["auto", "loop", "vmap", "factored"] = "auto"
     threads: int = 0
     chunk: int = 0
     memory: int = 2 << 30

@@ -26,6 +26,7 @@ try:
         maybe_get_level,
     )
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
+    from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 except ImportError as error:
     MISSING: str | None = f"PyTorch {torch.__version__} lacks what this needs of its internals ({error.name or error})"
 else:
@@ -57,11 +58,22 @@ def made_of(x: Tensor) -> tuple[Tensor, bool]:
     """The plain tensor that x stands for under vmap and grad, and whether its first dimension is over clients."""
     each = False
     while is_functorch_wrapped_tensor(x):
-        bdim, inner = maybe_get_bdim(x), get_unwrapped(x)
-        with outside():
-            x = inner if bdim < 0 else inner.movedim(bdim, 0)
+        bdim, x = maybe_get_bdim(x), get_unwrapped(x)
+        if bdim > 0:
+            with outside():
+                x = x.movedim(bdim, 0)
         each = each or bdim >= 0
     return x, each
+
+
+def each(x: Tensor) -> Tensor:
+    """What stands under vmap for x, whose first dimension is over clients; the inverse of :func:`made_of`."""
+    return _add_batch_dim(x, 0, current_level())
+
+
+def is_at_this_level(x: Tensor) -> bool:
+    """Whether x is a plain tensor, or stands for each client's under the innermost vmap and nothing else."""
+    return not is_functorch_wrapped_tensor(x) or (maybe_get_level(x) == current_level() and maybe_get_bdim(x) >= 0)
 
 
 def outside() -> AbstractContextManager[Any]:
@@ -78,6 +90,25 @@ def for_each(function: Callable[..., Tensor], *trees: Params) -> Tensor:
     try:
         found = function(*({n: _add_batch_dim(x, 0, level) for n, x in leaves.items()} for leaves in trees))
         return _remove_batch_dim(found, level, size, 0)
+    finally:
+        _vmap_decrement_nesting()
+
+
+def over_clients(function: Callable[..., tuple[Any, ...]], size: int, *trees: Any) -> tuple[Any, ...]:
+    """The same for nested trees of so many clients, which is also what the function gives."""
+
+    def wrapped(x: Any) -> Any:
+        return {n: wrapped(leaf) for n, leaf in x.items()} if isinstance(x, dict) else _add_batch_dim(x, 0, level)
+
+    def unwrapped(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {n: unwrapped(leaf) for n, leaf in x.items()}
+        return _remove_batch_dim(x, level, size, 0)
+
+    lazy_load_decompositions()
+    level = _vmap_increment_nesting(size, "error")
+    try:
+        return tuple(unwrapped(x) for x in function(*(wrapped(x) for x in trees)))
     finally:
         _vmap_decrement_nesting()
 

@@ -1,4 +1,4 @@
-"""How a cohort is run: by loop or vmap, in how many threads, in chunks of how many clients."""
+"""How a cohort is run: by loop, vmap or in factors, in how many threads, in chunks of how many clients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mixfed.backends.simulator import cores
 from mixfed.backends.simulator.executors import REUSED, WHOLE, Cohort, Execution, Pool, execute
+from mixfed.backends.simulator.factored import pays
 from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Algorithm, Message
 from mixfed.core.batches import Plan
@@ -22,16 +24,17 @@ from mixfed.errors import InputError, explained
 from mixfed.models import vmap
 from mixfed.transforms.rows import select as rows
 
-EXECUTORS = ("auto", "loop", "vmap")
+EXECUTORS = ("auto", "loop", "vmap", "factored")
 _CACHE = 8 << 20
 
 
 class Chooser:
     """Chooses an execution for the cohorts of each source.
 
-    ``executor`` is loop, vmap, or auto: time both on clients of the first cohort (that is not much smaller than what
-    was asked) and keep the faster, but run a cohort of one client by loop. Another execution rounds differently, so
-    that a run is repeated bit for bit only with the same ones: ``chosen`` are those of an earlier run, by source.
+    ``executor`` is loop, vmap, factored, or auto: time all on clients of the first cohort (that is not much smaller
+    than what was asked) and keep the fastest, but run a cohort of one client by loop. Another execution rounds
+    differently, so that a run is repeated bit for bit only with the same ones: ``chosen`` are those of an earlier run,
+    by source.
 
     How many ``threads``, if they are not given, and how many cores in each operator, follows from what the work is
     worth (see :mod:`mixfed.backends.simulator.cores`); auto times one thread and all. ``memory`` is what the clients at
@@ -109,8 +112,8 @@ class Chooser:
     def how(self, message: Message, plan: Plan) -> Execution:
         """How to run this cohort."""
         why_not = self._vmap_cannot(plan)
-        if self.executor == "vmap" and why_not:
-            raise InputError(f"The vmap executor cannot run this model: {why_not}; choose loop.")
+        if self.executor in ("vmap", "factored") and why_not:
+            raise InputError(f"The {self.executor} executor cannot run this model: {why_not}; choose loop.")
         how = self._with_threads(self.executor, message, plan) if self.executor != "auto" else self._auto(message, plan)
         if how.chunk and why_not:  # the first cohort, for which vmap was chosen, was not ragged
             how = self._with_threads("loop", message, plan)
@@ -148,7 +151,7 @@ class Chooser:
     def _with_threads(self, name: str, message: Message, plan: Plan) -> Execution:
         """An execution with the threads that were given. Else a cohort under vmap is one thread's, with as many cores
         in an operator as it is worth, and a loop has as many threads as a client in each is worth."""
-        chunk = WHOLE if name == "vmap" else 0
+        chunk = 0 if name == "loop" else WHOLE
         if self._given_threads:
             return Execution(name, chunk, self.threads, self.threads)
         worth = self._worth(message, plan, len(plan) if chunk else self.threads)
@@ -161,13 +164,17 @@ class Chooser:
         return cores.worth(product * clients, moving * clients, self.threads)
 
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
-        """What is timed: loop and vmap in all threads, and, if no number of threads was given, in one."""
+        """What is timed: loop, vmap and, where it may pay, factors, in all threads, and, if no number of threads was
+        given, in one."""
         found = []
+        names = ("loop", "vmap", "factored") if self._factored(plan) else ("loop", "vmap")
         for threads in dict.fromkeys([self.threads, self.threads if self._given_threads else 1]):
-            limits = {self._chunk_size(plan, limit, threads): limit for limit in (self._chunk_limit(plan), WHOLE)}
-            for chunk in (0, *sorted(limits.values(), reverse=True)):
-                inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if chunk else 1)
-                found.append(Execution("vmap" if chunk else "loop", chunk, threads, inside))
+            for name in names:
+                limits = (self._chunk_limit(plan, name), WHOLE) if name != "loop" else (0,)
+                sizes = {limit and self._chunk_size(plan, limit, threads, name): limit for limit in limits}
+                for chunk in sorted(sizes.values(), reverse=True):
+                    inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if chunk else 1)
+                    found.append(Execution(name, chunk, threads, inside))
         return found
 
     def _timed(self, message: Message, plan: Plan, candidates: list[Execution]) -> Execution:
@@ -183,9 +190,10 @@ class Chooser:
             except InputError as error:
                 if how.name == "loop":
                     raise
-                if any(tried.name == "vmap" for tried in candidates[: candidates.index(how)]):
+                if any(tried.name == how.name for tried in candidates[: candidates.index(how)]):
                     continue  # said before
-                self.say(f"Executor: vmap cannot run this model ({str(error.__cause__ or error).splitlines()[0]}).")
+                why = str(error.__cause__ or error).splitlines()[0]
+                self.say(f"Executor: {how.name} cannot run this model ({why}).")
                 continue
             took = []
             for _ in range(3):
@@ -200,30 +208,37 @@ class Chooser:
 
     def _sized(self, how: Execution, plan: Plan) -> Execution:
         """The execution with chunks for this cohort."""
-        return replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk, how.threads))
+        return replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk, how.threads, how.name))
 
-    def _chunk_size(self, plan: Plan, limit: int, threads: int) -> int:
+    def _chunk_size(self, plan: Plan, limit: int, threads: int, name: str) -> int:
         """As many clients as the limit and the memory allow, so that every thread has as many chunks, all alike."""
-        limit = min(limit, self.memory // (self._client_bytes(plan) * threads))
+        limit = min(limit, self.memory // (self._client_bytes(plan, name) * threads))
         if self._chunk is not None:
             return max(1, min(self._chunk, limit, len(plan)))
         if self.algorithm.model.device.type == "cpu":
-            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan), default=0), 1))
+            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan, name), default=0), 1))
         rounds = -(-len(plan) // (max(limit, 1) * threads))
         return -(-len(plan) // (rounds * threads))
 
-    def _chunk_limit(self, plan: Plan) -> int:
+    def _chunk_limit(self, plan: Plan, name: str) -> int:
         """As many clients as fit the cache."""
-        return max(1, _CACHE // self._client_bytes(plan)) if self._chunk is None else WHOLE
+        return max(1, _CACHE // self._client_bytes(plan, name)) if self._chunk is None else WHOLE
 
-    def _client_bytes(self, plan: Plan) -> int:
-        return 3 * 4 * sum(self._leaf_sizes(plan)) + 4 * plan.bytes_per_client() + 1
+    def _client_bytes(self, plan: Plan, name: str) -> int:
+        return 3 * 4 * sum(self._leaf_sizes(plan, name)) + 4 * plan.bytes_per_client() + 1
 
-    def _leaf_sizes(self, plan: Plan) -> list[int]:
-        """How many numbers each leaf of a client's model has; a table that comes by rows, at most."""
-        slots = rows.slots(self.algorithm.rows.tables, plan)
-        shapes = self.algorithm.model.shapes.items()
-        return [math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes]
+    def _leaf_sizes(self, plan: Plan, name: str) -> list[int]:
+        """How many numbers each leaf of a client's model has, or its factors; a table that comes by rows, at most."""
+        slots, shapes = rows.slots(self.algorithm.rows.tables, plan), self.algorithm.model.shapes
+        sizes = {n: math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes.items()}
+        if name == "factored":
+            sizes |= {n: _rank(plan) * sum(shapes[n]) for n in self._factored(plan)}
+        return list(sizes.values())
+
+    def _factored(self, plan: Plan) -> list[str]:
+        """The weights that may stay in factors. Rows of tables have a way of their own."""
+        model = self.algorithm.model
+        return [n for n in model.trainable if not self.algorithm.rows and pays(model.shapes[n], _rank(plan))]
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
         if vmap.MISSING:
@@ -232,3 +247,8 @@ class Chooser:
         if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
             return "BatchNorm would take the padding of ragged batches for examples"
         return None
+
+
+def _rank(plan: Plan) -> int:
+    """How many examples a client has in a round, at most."""
+    return int(np.prod(plan.rows.shape[1:]))

@@ -14,7 +14,8 @@ from mixfed.backends.aggregate import in_order, single
 from mixfed.backends.clock import VirtualClock
 from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
-from mixfed.backends.simulator.executors import Cohort, Gathered, execute, keep_freed_memory
+from mixfed.backends.simulator.executors import Cohort, execute, keep_freed_memory
+from mixfed.backends.simulator.gathered import Gathered
 from mixfed.backends.work import bytes_of_own
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Message, Reply
@@ -33,12 +34,13 @@ _AT_ONCE = 64
 class Simulator:
     """Runs the clients of an algorithm in this process.
 
-    ``executor`` is loop, vmap, or auto, which times both (see :class:`mixfed.backends.simulator.choice.Chooser`).
-    ``threads`` work side by side, as many as pay if left out; ``chunk`` fixes the clients per vmapped chunk. ``memory``
-    (bytes) bounds what the clients being run at one time may take, together with the messages to clients in flight;
-    ``in_flight`` is where these are kept from the next round on. What clients keep to themselves is in memory, or on
-    disk in ``private_folder``. ``chosen`` are the executions that auto chose in an earlier run, by source, which make
-    this run repeat its bytes, and ``chose`` is told of each that is chosen.
+    ``executor`` is loop, vmap, factored, or auto, which times the others (see
+    :class:`mixfed.backends.simulator.choice.Chooser`). ``threads`` work side by side, as many as pay if left out;
+    ``chunk`` fixes the clients per batched chunk. ``memory`` (bytes) bounds what the clients being run at one time may
+    take, together with the messages to clients in flight; ``in_flight`` is where these are kept from the next round on.
+    What clients keep to themselves is in memory, or on disk in ``private_folder``. ``chosen`` are the executions that
+    auto chose in an earlier run, by source, which make this run repeat its bytes, and ``chose`` is told of each that is
+    chosen.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""How a cohort's client work is executed: one client after another, or many at once under vmap.
+"""How a cohort's client work is executed: one client after another, or many at once under vmap, where wide linear
+layers may be in factors.
 
-Both can run on a pool of threads with one core each (PyTorch's kernels release the interpreter's lock), both
-cut the cohort into units that worker w of T takes as w, w + T, w + 2T, …, and both add weighted uploads up as they
-come. The order of every addition is fixed, so a result does not depend on which thread is faster.
+All can run on a pool of threads with one core each (PyTorch's kernels release the interpreter's lock), all cut the
+cohort into units that worker w of T takes as w, w + T, w + 2T, …, and all add weighted uploads up as they come. The
+order of every addition is fixed, so a result does not depend on which thread is faster.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixfed.backends.aggregate import WeightedSum, weighted_mean, wide
+from mixfed.backends.aggregate import weighted_mean
 from mixfed.backends.simulator import cores
+from mixfed.backends.simulator.factored import InFactors, apart
+from mixfed.backends.simulator.gathered import FactoredLeaves, Gathered, index
 from mixfed.backends.work import as_convolved, client_work, is_finite
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
@@ -30,8 +34,8 @@ from mixfed.core.batches import Plan
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.errors import InputError, explained
+from mixfed.models.vmap import over_clients
 from mixfed.transforms.rows import select as rows
-from mixfed.transforms.rows.select import RowDelivery
 
 T = TypeVar("T")
 
@@ -41,73 +45,6 @@ WHOLE = 1 << 30
 REUSED = 32 << 20
 """Freed blocks of so many bytes or less are used again (glibc allows no more); larger ones come from the system anew,
 page by page."""
-
-
-@dataclass
-class Gathered:
-    """What clients that were sent the same message did: the sum of their uploads, or the uploads themselves where an
-    algorithm wants ``each``, what they keep, who was dropped, and what it weighs."""
-
-    each: bool
-    sum: WeightedSum = field(default_factory=WeightedSum)
-    uploads: list[tuple[int, Upload]] = field(default_factory=list)
-    private: list[tuple[list[int], Private]] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
-    upload_bytes: int = 0
-    row_bytes_down: int = 0
-    id_bytes: int = 0
-
-    def add(self, client: int, upload: Upload, private: Private) -> None:
-        """Takes what one client did, unless a number in it is not finite."""
-        if not bool(is_finite(upload, private)):
-            self.dropped.append(client)
-            return
-        self.private.append(([client], tree.map_leaves(lambda x: x[None], private)))
-        if self.each:
-            self.uploads.append((client, upload))
-        else:
-            self.sum.add(client, upload)
-
-    def add_chunk(
-        self, clients: Sequence[int], upload: Upload, private: Private, picked: RowDelivery | None = None
-    ) -> None:
-        """Takes the uploads of a vmapped chunk: a leading dimension over its clients everywhere.
-
-        Tables that came by rows are apart, as ``picked`` has them.
-        """
-        good = is_finite(upload, private, batched=True).expand(len(clients)).tolist()
-        if self.each or not all(good):
-            for i, client in enumerate(clients):
-                one = Upload(_index(upload.values, i), upload.weight[i])
-                self.add(client, one if picked is None else picked.with_rows(one, upload.values, i), _index(private, i))
-            return
-        self.private.append((list(clients), private))
-        values = upload.values
-        if picked is not None:
-            weights = {t: upload.weight[owner] for t, owner in picked.owner.items()}
-            values, tables = picked.apart(values)
-            for leaves in tables.values():
-                for t, x in leaves.items():
-                    sums = wide(x)
-                    leaves[t] = sums.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(sums.dtype))
-            self.sum.add_rows(picked.ids, weights, tables)
-        mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
-        self.sum.add_mean(clients, float(upload.weight.sum()), mean)
-
-    def count_rows(self, picked: RowDelivery, payload: dict[str, Params]) -> None:
-        """Counts the rows that went down, and the ids that asked for them."""
-        self.row_bytes_down += picked.bytes_of_rows(payload)
-        self.id_bytes += picked.bytes_of_ids
-
-    def merge(self, other: Gathered) -> None:
-        """Adds what another worker has gathered."""
-        self.sum.merge(other.sum)
-        self.uploads += other.uploads
-        self.private += other.private
-        self.dropped += other.dropped
-        self.upload_bytes += other.upload_bytes
-        self.row_bytes_down += other.row_bytes_down
-        self.id_bytes += other.id_bytes
 
 
 @dataclass(frozen=True)
@@ -128,7 +65,7 @@ class Execution:
     @classmethod
     def parsed(cls, text: str) -> Execution:
         """The execution of such a text."""
-        found = re.fullmatch(r"(loop|vmap) chunk=(\d+) threads=(\d+) cores=(\d+)", text)
+        found = re.fullmatch(r"(loop|vmap|factored) chunk=(\d+) threads=(\d+) cores=(\d+)", text)
         if found is None or (int(found[2]) == 0) != (found[1] == "loop") or not int(found[3]) * int(found[4]):
             raise InputError(f"'{text}' is no execution that a run could have chosen; leave it out to choose anew.")
         return cls(found[1], *map(int, found.groups()[1:]))
@@ -177,9 +114,14 @@ class Cohort:
         return replace(self, messages=[as_convolved(message) for message in self.messages])
 
     def units(self) -> list[slice]:
-        """What a worker takes at a time: a client, or a vmapped chunk."""
+        """What a worker takes at a time: a client, or a vmapped chunk; one in factors begins from one message."""
         size = self.how.chunk or 1
-        return [slice(i, min(i + size, len(self.plan))) for i in range(0, len(self.plan), size)]
+        cuts = (np.flatnonzero(np.diff(self.which)) + 1).tolist() if self.how.name == "factored" else []
+        return [
+            slice(i, min(i + size, end))
+            for begin, end in pairwise([0, *cuts, len(self.plan)])
+            for i in range(begin, end, size)
+        ]
 
 
 def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStore, pool: Pool) -> list[list[Gathered]]:
@@ -202,7 +144,8 @@ def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStor
                     return gathered.setdefault((number, message), Gathered(each=algorithm.uploads == "each"))
 
                 who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
-                failure = ("The vmap executor cannot run this model", "; choose loop") if part.how.chunk else (who, "")
+                cannot = f"The {part.how.name} executor cannot run this model"
+                failure = (cannot, "; choose loop") if part.how.chunk else (who, "")
                 unit_work = _vmapped if part.how.chunk else _one_client
                 with explained(*failure):
                     unit_work(algorithm, part, unit, privates, of)
@@ -246,6 +189,8 @@ def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateS
     private = privates.gather(plan.source, clients, message.first)
     picked = rows.pick(algorithm.rows.tables, message.payload, batches, clients) if algorithm.rows else None
     batches = picked.batches if picked else batches
+    if part.how.name == "factored" and not picked:
+        batches = replace(batches, kernel=InFactors())
     per_client: dict[str, Any] = {"fields": batches.fields, "key": batches.key}
     per_client |= {"steps": batches.steps, "examples": batches.examples, "extra": batches.extra}
     per_client |= {n: x for n, x in [("mask", batches.mask), ("active", batches.active)] if x is not None}
@@ -255,20 +200,22 @@ def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateS
         k: {n: torch.stack([payload[k][n] for payload in sent]) for n in leaves}
         for k, leaves in (message.payload.items() if sent else ())
     }
-    travelling = 0
+    travelling, factors = 0, FactoredLeaves()
 
     def one(
         given: dict[str, Any], private: Private, tables: dict[str, Params], stacked: dict[str, Params]
     ) -> tuple[dict[str, Params], Tensor, Private]:
-        nonlocal travelling
+        nonlocal travelling, factors
         received = rows.with_tables(message, tables) if tables else message
         if stacked:
             received = replace(message, payload=stacked)
         upload, private = algorithm.client(received, private, replace(batches, **given))
         travelling = tree.nbytes(rows.shared(algorithm.rows.tables, upload.values))
-        return algorithm.decoded(upload.values), upload.weight, private
+        values, factors = apart(algorithm.decoded(upload.values), in_factors=algorithm.uploads == "sum")
+        return values, upload.weight, apart(private, in_factors=False)[0]
 
-    values, weight, private = torch.vmap(one)(per_client, private, picked.payload if picked else {}, stacked)
+    tables = picked.payload if picked else {}
+    values, weight, private = over_clients(one, len(clients), per_client, private, tables, stacked)
     if sent:
         _add_groups(of, which, clients, Upload(values, weight), private, travelling)
         return
@@ -276,7 +223,7 @@ def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateS
     if picked:
         gathered.count_rows(picked, message.payload)
         gathered.upload_bytes += picked.bytes_of(values)
-    gathered.add_chunk(clients, Upload(values, weight), private, picked)
+    gathered.add_chunk(clients, Upload(values, weight), private, picked, factors)
 
 
 def _add_groups(
@@ -290,19 +237,15 @@ def _add_groups(
         gathered.upload_bytes += travelling * len(own)
     if groups[0].each or not bool(is_finite(upload, private, batched=True).all()):
         for i, client in enumerate(clients):
-            groups[owner[i]].add(client, Upload(_index(upload.values, i), upload.weight[i]), _index(private, i))
+            groups[owner[i]].add(client, Upload(index(upload.values, i), upload.weight[i]), index(private, i))
         return
     weights = torch.zeros(len(numbers), len(clients), dtype=upload.weight.dtype, device=upload.weight.device)
     weights[torch.from_numpy(owner), torch.arange(len(clients))] = upload.weight
     means = {k: {n: weighted_mean(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
     for place, (gathered, own, weight) in enumerate(zip(groups, members, weights.sum(1).tolist(), strict=True)):
         theirs = slice(int(own[0]), int(own[-1]) + 1)
-        gathered.sum.add_mean([clients[i] for i in own], weight, _index(means, place))
-        gathered.private.append((clients[theirs], _index(private, theirs)))
-
-
-def _index(trees: dict[str, Params], i: int | slice) -> dict[str, Params]:
-    return {name: {leaf: x[i] for leaf, x in part.items()} for name, part in trees.items()}
+        gathered.sum.add_mean([clients[i] for i in own], weight, index(means, place))
+        gathered.private.append((clients[theirs], index(private, theirs)))
 
 
 def keep_freed_memory() -> None:

@@ -54,8 +54,11 @@ class Lookups:
         round: int,
         correction: Params | None,
         loss: Loss | None,
+        *,
+        want_gradient: bool = False,
     ) -> Trained | None:
-        """Plain SGD by :func:`train_on_lookups`; other training goes the usual way."""
+        """Plain SGD by :func:`train_on_lookups`, whose gradients the parameters tell; other training goes the usual
+        way."""
         plain = loss is None and trainer.clip is None and trainer.optimizer.is_plain_sgd
         if not plain or len(trainer.moves(trainer.own_loss, round)) > 1:
             return None
