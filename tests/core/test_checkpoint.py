@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,17 @@ def test_nothing_readable_is_told_instead_of_starting_over(tmp_path: Path) -> No
     next(tmp_path.iterdir()).write_bytes(b"")
     with pytest.raises(InputError, match=r"No checkpoint in .* can be read"):
         checkpoints.load()
+
+
+def test_what_is_no_ordinary_file_stays_what_it_is(tmp_path: Path) -> None:
+    """A pipe or a device is written into, and not replaced by a file of its name."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, b"to the ", b"reader")
+    assert os.read(reader, 100) == b"to the reader"
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

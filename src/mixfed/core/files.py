@@ -16,8 +16,12 @@ _PARTIAL = ".partial"
 def write_atomically(path: Path, *contents: bytes | memoryview) -> None:
     """The whole file (the contents one after another) or nothing, even if the machine stops in between.
 
-    It is written under a name that nobody else has, flushed to the disk, and renamed.
+    It is written under a name that nobody else has, flushed to the disk, and renamed. What is no ordinary file (a
+    device, a pipe) stays what it is, and is written into.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        _write_into(path, *contents)
+        return
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +36,14 @@ def write_atomically(path: Path, *contents: bytes | memoryview) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        raise InputError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _write_into(path: Path, *contents: bytes | memoryview) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.writelines(contents)
+    except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror}.") from error
 
 
