@@ -299,8 +299,9 @@ def test_over_bytes_alone_everything_is_the_same(row: str, schedule: str) -> Non
     assert_equal(own_parts(here.privates.items("clients")), own_parts((c, p) for c, p in kept if c in seen))
     assert here.ledger == there.ledger
     down, up = there.ledger["bytes_down"], there.ledger["bytes_up"]
-    assert down <= loopback.wire_down <= down + loopback.frames_down
-    assert up <= loopback.wire_up <= up + loopback.frames_up
+    passed = loopback.letters
+    assert down <= passed.wire_down <= down + passed.frames_down
+    assert up <= passed.wire_up <= up + passed.frames_up
 
 
 @every_row

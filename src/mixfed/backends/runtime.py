@@ -57,9 +57,10 @@ class ClientRuntime:
         self.tests, self.measure = tests or {}, measure
         self._ledger = Ledger()
 
-    def answer(self, request: bytes) -> bytes:
-        """Answers one request."""
+    def answer(self, request: bytes, common: wire.Unpacked = ({}, {})) -> bytes:
+        """Answers one request. What several clients are sent alike may come apart, unpacked, as ``common``."""
         header, trees = wire.unpack(request, self.algorithm.model.device)
+        header, trees = common[0] | header, common[1] | trees
         answers = {"prepare": self._prepare, "train": self._train, "evaluate": self._evaluate}
         if header.get("kind") not in answers:
             raise InputError(f"A client answers {', '.join(answers)}, not '{header.get('kind')}'.")
@@ -84,7 +85,9 @@ class ClientRuntime:
         algorithm, round = self.algorithm, int(header["round"])
         received = self._received(header, trees.get("examples") or {})
         plan = self._plan(round, int(header["seed"]), received)
-        message = Message(trees["payload"], round, first=trees.get("first") or None)
+        rows = trees.get("rows", {})
+        payload = {part: leaves | rows.get(part, {}) for part, leaves in trees["payload"].items()}
+        message = Message(payload, round, first=trees.get("first") or None)
         if algorithm.model.has_convolutions:
             message = as_convolved(message)
         private = self.privates.get(self.source, self.client, message.first)

@@ -21,6 +21,9 @@ from mixfed.errors import InputError
 FRAME = 1024
 FRAME_PER_TENSOR = 128
 
+Unpacked = tuple[dict[str, Any], dict[str, Any]]
+"""A header and trees."""
+
 _HEADER = "mixfed"
 
 
@@ -35,7 +38,7 @@ def pack(header: Mapping[str, Any], trees: Mapping[str, Any] | None = None) -> b
     return save(tensors, {_HEADER: json.dumps({"header": header, "paths": paths})})
 
 
-def unpack(block: bytes, device: torch.device | str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+def unpack(block: bytes, device: torch.device | str = "cpu") -> Unpacked:
     """The header and the trees of :func:`pack`."""
     try:
         length = int.from_bytes(block[:8], "little")
@@ -46,6 +49,16 @@ def unpack(block: bytes, device: torch.device | str = "cpu") -> tuple[dict[str, 
         return told["header"], tree.unflatten(flat)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError("What came over the wire is no message that mixfed wrote.") from error
+
+
+def to_tensor(block: bytes) -> Tensor:
+    """Bytes as a tensor, which a checkpoint can hold."""
+    return torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.zeros(0, dtype=torch.uint8)
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    """The bytes of :func:`to_tensor`."""
+    return tensor.cpu().numpy().tobytes()
 
 
 def overhead(trees: Mapping[str, Any]) -> int:
