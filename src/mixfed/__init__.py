@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from mixfed.algorithms.feddle.search import Search, feddle
     from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
     from mixfed.algorithms.local_global import local_global
+    from mixfed.algorithms.makers import Setup
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.algorithms.mtl import mtl
-    from mixfed.algorithms.registry import ALGORITHMS, Setup
+    from mixfed.algorithms.registry import ALGORITHMS
     from mixfed.backends.run import run
     from mixfed.backends.simulator.engine import Simulator
     from mixfed.core.algorithm import Algorithm, Message, Reply, Server, Upload
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
     from mixfed.errors import InputError, RunStopped
     from mixfed.evaluate.metrics import evaluator
 
+    __version__: str
+
 _HOMES = {
-    "algorithms.registry": ["ALGORITHMS", "Setup"],
+    "algorithms.registry": ["ALGORITHMS"],
+    "algorithms.makers": ["Setup"],
     "algorithms.asynchronous": ["ca2fl", "fedasync", "fedbuff"],
     "algorithms.baselines": ["center", "local_only", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
@@ -95,6 +100,8 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in _MODULES:
             return import_module(f"mixfed.{_MODULES[name]}")
+        if name == "__version__":
+            return version("mixfed")
         if name not in _HOME:
             raise AttributeError(f"module 'mixfed' has no attribute '{name}'")
         value = getattr(import_module(_HOME[name]), name)
@@ -106,7 +113,7 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *__all__]
+        return [*__all__, *_MODULES, "__version__"]
 
 
 sys.modules[__name__].__class__ = _Package

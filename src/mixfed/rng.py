@@ -8,11 +8,13 @@ of every client, dropout masks) come from a hash of a key and a counter, in NumP
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -57,7 +59,7 @@ def tensor_bits(keys: Tensor, counters: Tensor) -> Tensor:
 
 def tensor_uniform(keys: Tensor, counters: Tensor) -> Tensor:
     """Uniform float32 numbers in [0, 1) from the top 24 bits of :func:`tensor_bits`."""
-    return _shift(tensor_bits(keys, counters), 40).to(torch.float32) * (1.0 / (1 << 24))
+    return _shift(tensor_bits(keys, counters), 40).float() * (1.0 / (1 << 24))
 
 
 def signed(value: int) -> int:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from mixfed.algorithms import ALGORITHMS, Setup
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.algorithms.feddle import Search, feddle
+from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import fed_ft, hfcl
 from mixfed.algorithms.local_global import local_global
+from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way
+from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.run import run
 from mixfed.backends.simulator import Simulator
 from mixfed.core import optim, tree

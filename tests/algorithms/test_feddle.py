@@ -18,7 +18,8 @@ from mixfed.algorithms.feddle.atlas import BLOCK, Atlas, flat, unflat
 from mixfed.algorithms.feddle.fallbacks import like_fedavg, like_fedbuff
 from mixfed.algorithms.feddle.guidance import Guide, Head, Merged, head_of, surrogate
 from mixfed.algorithms.feddle.search import Search, feddle, searched
-from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.algorithms.makers import Setup
+from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm, Reply, Server

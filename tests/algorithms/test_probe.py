@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mixfed.algorithms.registry import Setup
+from mixfed.algorithms.makers import Setup
 from mixfed.core.optim import sgd
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError

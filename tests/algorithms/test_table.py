@@ -15,8 +15,9 @@ from mixfed.algorithms.baselines import local_only
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedprox
 from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.local_global import local_global
+from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.registry import ALGORITHMS, Setup
+from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator

@@ -14,10 +14,10 @@ from mixfed.experiments.compare import compare
 from mixfed.experiments.ownership import holdings
 from mixfed.experiments.probing import probe
 from mixfed.experiments.request import Request
-from mixfed.experiments.runs import Interrupted, Moved, Watch
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.study import load, run_study
 from mixfed.experiments.tune import tune
+from mixfed.experiments.watch import Interrupted, Moved, Watch
 
 from .test_summaries import study
 

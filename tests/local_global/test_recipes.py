@@ -28,7 +28,8 @@ from mixfed.experiments import toml
 from mixfed.experiments.build import build
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.split import search
-from mixfed.models import lenet5, mlp
+from mixfed.models.lenet import lenet5
+from mixfed.models.networks import mlp
 
 SMALL = ["rounds=6", "evaluate.every=3", "simulator.executor=loop", "client.epochs=1"]
 LG = "algorithms.lg_fedavg"

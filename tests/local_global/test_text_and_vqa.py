@@ -17,7 +17,7 @@ from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
 from mixfed.experiments.recipe import Recipe
-from mixfed.models import BiLSTM
+from mixfed.models.bilstm import BiLSTM
 from mixfed.models.resnet import ResNet18
 from mixfed.models.vqa import QuestionAnswering
 from tests.tiny_sources import write_chat_wiki, write_vqa

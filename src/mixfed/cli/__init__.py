@@ -1,9 +1,13 @@
-"""The command line. Only what ``--help`` needs is imported here; the rest waits until a command wants it."""
+"""The command line. Only what ``--help`` needs is imported here; the rest waits until a command wants it.
+
+A command completes its recipes before it imports a module that needs PyTorch, so that a bad one is refused at once.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +17,6 @@ from mixfed.cli.options import asks_for, folder
 from mixfed.experiments.request import Request
 
 app = typer.Typer(
-    help="Learn one model from data you hold and data you cannot see: mixed federated learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -26,6 +29,21 @@ Out = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
 Json = Annotated[bool, typer.Option("--json", help="End with the result as one line of JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(version("mixfed"))
+        raise typer.Exit
+
+
+@app.callback()
+def main_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Learn one model from data you hold and data you cannot see: mixed federated learning."""
 
 
 @app.command("list")
@@ -51,6 +69,7 @@ def run_command(
     json: Json = False,
 ) -> None:
     """Train one recipe with one algorithm, and write a run folder."""
+    request.on(request.base())  # refused here, if it is bad
     from mixfed.cli import run, split
 
     if split_search:
@@ -71,9 +90,12 @@ def compare_command(
     json: Json = False,
 ) -> None:
     """Train one recipe with several algorithms and seeds; a table with mean ± spread, a plot, comparison.json."""
+    from mixfed.cli.common import numbers_of, words
+
+    recipes = request.recipes(words(algorithms, "--algorithms"), numbers_of(seeds))
     from mixfed.cli import compare
 
-    compare.execute(request, algorithms, seeds, out, resume=resume, probe=probe, to_json=json)
+    compare.execute(recipes, out, resume=resume, probe=probe, to_json=json)
 
 
 @app.command("probe")
@@ -86,9 +108,10 @@ def probe_command(
     json: Json = False,
 ) -> None:
     """Is Parallel Training enough? Measures how unlike clients and centre are, and advises."""
+    recipe = request.on(request.base())
     from mixfed.cli import probe
 
-    probe.execute(request, rounds, repeats, out, to_json=json)
+    probe.execute(recipe, rounds, repeats, out, to_json=json)
 
 
 @app.command("study")
@@ -146,9 +169,10 @@ def tune_command(
 @asks_for("rounds", "seed", "data", "device", "executor")
 def split_command(request: Request, json: Json = False) -> None:
     """Which layers should be global? Tries all suffixes and prefixes of a model, on validation data."""
+    recipe = request.on(request.base())
     from mixfed.cli import split
 
-    split.execute(request, to_json=json)
+    split.execute(recipe, to_json=json)
 
 
 @app.command("data")
@@ -158,9 +182,10 @@ def data_command(
     plot: Annotated[Path | None, typer.Option(help="Draw who holds what into this file.", metavar="FILE")] = None,
 ) -> None:
     """Who holds what in a recipe: clients, centre and test, in a table and a picture."""
+    recipe = request.on(request.base())
     from mixfed.cli import ownership
 
-    ownership.show(request, plot)
+    ownership.show(recipe, plot)
 
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}

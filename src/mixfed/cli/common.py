@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -16,7 +18,7 @@ from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.schema import shortened
 
 if TYPE_CHECKING:
-    from mixfed.core.loop import Record
+    from mixfed.core.loop import Record, Result
 
 
 @contextmanager
@@ -154,3 +156,19 @@ def _moving(bar: Progress, task: Any) -> Moved:
 def told_metrics(metrics: Mapping[str, float], most: int = 2) -> str:
     """The first metrics as short text."""
     return "  ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:most])
+
+
+def report_dropped(result: Result) -> None:
+    """Says how many client updates were not finite, if any."""
+    if result.dropped:
+        stderr.print(
+            f"{result.dropped} client updates had a number that is not finite and were dropped.", style="yellow"
+        )
+
+
+def say_how_to_go_on(done: str) -> None:
+    """The command that takes up an interrupted run."""
+    words = ["mixfed", *sys.argv[1:]]
+    by_itself = words[1:2] in (["study"], ["tune"])  # which take finished runs as they are
+    command = shlex.join(words if by_itself or "--resume" in words else [*words, "--resume"])
+    stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mixfed.cli.common import numbers_of, words
 from mixfed.cli.console import stdout
 from mixfed.cli.watching import watching
 from mixfed.experiments.compare import compare, mixed
-from mixfed.experiments.folder import folder_for
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.probe import prediction_words
 from mixfed.experiments.report.tables import comparison_tables
-from mixfed.experiments.request import Request
 
 
-def execute(
-    request: Request, algorithms: str, seeds: str, out: Path | None, *, resume: bool, probe: bool, to_json: bool
-) -> None:
-    """Runs every algorithm with every seed, and prints what came of it beside what a short probe predicted."""
-    recipes = request.recipes(words(algorithms, "--algorithms"), numbers_of(seeds))
+def execute(recipes: list[Recipe], out: Path | None, *, resume: bool, probe: bool, to_json: bool) -> None:
+    """Runs all of them, and prints what came of it beside what a short probe predicted."""
     out = folder_for(out, f"{recipes[0].name}-compare")
     with watching() as watch:
         found = compare(recipes, out, resume=resume, probe=probe, watch=watch)

@@ -10,19 +10,18 @@ from rich.table import Table
 from mixfed.cli.console import stdout
 from mixfed.data.scenario import Scenario
 from mixfed.experiments.ownership import Holding, holdings
+from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.ownership import plot_holdings
 from mixfed.experiments.report.plot import require_format
-from mixfed.experiments.request import Request
 from mixfed.experiments.scenario import build_scenario
 
 MOST_LABELS = 20
 
 
-def show(request: Request, plot: Path | None) -> None:
+def show(recipe: Recipe, plot: Path | None) -> None:
     """Prints who holds what, and draws it."""
     if plot is not None:
         require_format(plot)
-    recipe = request.on(request.base())
     scenario = build_scenario(recipe)
     stdout.print(holdings_table(recipe.name, scenario))
     if plot is not None:

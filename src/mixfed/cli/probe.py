@@ -8,16 +8,15 @@ from pathlib import Path
 
 from mixfed.cli.common import begun_on, progress
 from mixfed.cli.console import stdout
-from mixfed.experiments.folder import folder_for
 from mixfed.experiments.probing import probe, write_probe
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.probe import probe_table, probe_words
-from mixfed.experiments.request import Request
-from mixfed.experiments.runs import Watch
+from mixfed.experiments.watch import Watch
 
 
-def execute(request: Request, rounds: int, repeats: int, out: Path | None, *, to_json: bool) -> None:
+def execute(recipe: Recipe, rounds: int, repeats: int, out: Path | None, *, to_json: bool) -> None:
     """Measures, prints, plots and advises."""
-    recipe = request.on(request.base())
     out = folder_for(out, f"{recipe.name}-probe")
     with progress() as bar:
         found, advice = probe(recipe, rounds, repeats, Watch(partial(begun_on, bar)))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Interrupts, progress, shown_on
-from mixfed.cli.console import stderr, stdout
-from mixfed.core.loop import Result
+from mixfed.cli.common import Interrupts, progress, report_dropped, say_how_to_go_on, shown_on
+from mixfed.cli.console import stdout
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
-from mixfed.experiments.folder import RunFolder, folder_for
+from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.tables import run_table
 from mixfed.experiments.request import Request
 from mixfed.experiments.running import run_in_folder
@@ -90,22 +88,6 @@ def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, trac
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
         raise interrupts.exit()
     return folder.finished() or {}
-
-
-def report_dropped(result: Result) -> None:
-    """Says how many client updates were not finite, if any."""
-    if result.dropped:
-        stderr.print(
-            f"{result.dropped} client updates had a number that is not finite and were dropped.", style="yellow"
-        )
-
-
-def say_how_to_go_on(done: str) -> None:
-    """The command that takes up an interrupted run."""
-    words = ["mixfed", *sys.argv[1:]]
-    by_itself = words[1:2] in (["study"], ["tune"])  # which take finished runs as they are
-    command = shlex.join(words if by_itself or "--resume" in words else [*words, "--resume"])
-    stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)
 
 
 def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:

@@ -10,13 +10,13 @@ from rich.table import Table
 
 from mixfed.cli.console import stderr, stdout
 from mixfed.errors import InputError
+from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.request import Request
 from mixfed.experiments.split import best_of_both, search
 
 
-def execute(request: Request, *, to_json: bool) -> None:
+def execute(recipe: Recipe, *, to_json: bool) -> None:
     """Tries every split and shows accuracy on validation data against parameters sent."""
-    recipe = request.on(request.base())
     found = list(search(recipe, say=lambda text: stderr.print(f"Trying {text} …", style="dim")))
     table = Table(title=f"{recipe.name} · which layers are global · validation data · seed {recipe.seed}")
     for heading in ("global layers", "parameters", "parameters sent", "accuracy local", "accuracy new", ""):
@@ -39,4 +39,4 @@ def in_place_of_run(request: Request, *, to_json: bool, **options: Any) -> None:
     for name, value in options.items():
         if value:
             raise InputError(f"--split-search tries many runs and keeps none, so it does not go with --{name}.")
-    execute(request, to_json=to_json)
+    execute(request.on(request.base()), to_json=to_json)

@@ -12,7 +12,7 @@ from rich.table import Table
 from mixfed.cli.common import numbers_of
 from mixfed.cli.console import stdout
 from mixfed.cli.watching import watching
-from mixfed.experiments.folder import folder_for
+from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.tables import mean_and_spread
 from mixfed.experiments.request import Request
 from mixfed.experiments.study import Study, run_study

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Table
 
 from mixfed.cli.console import stdout
-from mixfed.experiments.folder import folder_for
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.theory import Curve, as_json, theory
 
 

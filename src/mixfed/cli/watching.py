@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from mixfed.cli.common import Interrupts, begun_on, progress
-from mixfed.cli.run import report_dropped, say_how_to_go_on
-from mixfed.experiments.runs import Interrupted, Watch
+from mixfed.cli.common import Interrupts, begun_on, progress, report_dropped, say_how_to_go_on
+from mixfed.experiments.watch import Interrupted, Watch
 
 
 @contextmanager

@@ -151,9 +151,6 @@ def adagrad(
     return Optimizer("adagrad", learning_rate, init, direction, decay)
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "yogi": yogi, "adagrad": adagrad}
-
-
 def with_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
     """The same rule with another learning rate."""
     return replace(optimizer, learning_rate=learning_rate)

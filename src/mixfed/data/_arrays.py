@@ -6,18 +6,20 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from mixfed.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Arrays = dict[str, NDArray[Any]]
-Prepare = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Prepare = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
 Rows = NDArray[np.int64]
-Fields = Mapping[str, ArrayLike | Tensor]
+Fields = Mapping[str, Union[ArrayLike, "Tensor"]]
 
 
 def as_arrays(fields: Fields) -> Arrays:
@@ -27,6 +29,8 @@ def as_arrays(fields: Fields) -> Arrays:
 
 def as_array(name: str, values: ArrayLike | Tensor) -> NDArray[Any]:
     """One field as an array of numbers in the byte order of this machine."""
+    from torch import Tensor
+
     if isinstance(values, Tensor):
         try:
             return values.detach().cpu().numpy()

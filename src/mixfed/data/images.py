@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from mixfed.errors import InputError
@@ -29,6 +27,9 @@ def images_like(images: NDArray[Any], pattern: NDArray[Any]) -> NDArray[Any]:
 
     Colours become their mean, a single channel is repeated, and sizes change by bilinear interpolation.
     """
+    import torch
+    import torch.nn.functional as F
+
     if images.ndim != 4 or pattern.ndim != 4 or images.dtype != np.uint8 or pattern.dtype != np.uint8:
         raise InputError("Only images in bytes, channels first, can be given the form of another source's images.")
     channels, size = pattern.shape[1], pattern.shape[2:]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,11 @@ class Pixels:
     field: str = "x"
 
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        images = batch[self.field].to(torch.float32) / 255
+        images = batch[self.field].float() / 255
         if (self.mean, self.std) != ((0.0,), (1.0,)):
             images = (images - _channels(self.mean, images)) / _channels(self.std, images)
         return {**batch, self.field: images}
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+    return like.new_tensor(values)[:, None, None]

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from mixfed.data import _disk
 from mixfed.data._arrays import (
@@ -37,6 +35,9 @@ from mixfed.data._arrays import (
 )
 from mixfed.errors import InputError
 from mixfed.rng import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Arrays", "CentralData", "FederatedData", "Prepare", "spread", "validate"]
 
@@ -300,6 +301,8 @@ def spread(central: CentralData, clients: FederatedData, seed: int) -> Federated
 
 def _arrays_of(dataset: Any, fields: Sequence[str]) -> Arrays | None:
     """One client's dataset as named arrays; None if it has no examples from which to learn its fields."""
+    from torch.utils.data import TensorDataset
+
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors
     if isinstance(dataset, Mapping):

@@ -21,6 +21,7 @@ from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 from mixfed.evaluate.ranking import Recall
+from mixfed.evaluate.registry import METRICS, RECALLS
 
 Metric = Callable[[Tensor, Batch], Tensor]
 """One number per example from a model's outputs and the batch; the metric is their mean."""
@@ -41,9 +42,7 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
     return right.float().reshape(len(labels), -1).mean(dim=1)
 
 
-RECALLS: dict[str, Metric] = {f"recall@{k}": Recall(k) for k in (1, 5, 10)}
-EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy} | RECALLS
-METRICS = ("loss", "accuracy", "auc", "parity_gap", "odds_gap", *RECALLS)
+EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy, **{name: Recall(k) for name, k in RECALLS.items()}}
 
 
 def evaluator(

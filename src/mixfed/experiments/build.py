@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from mixfed import rng
-from mixfed.algorithms.registry import ALGORITHMS, Setup, base_of
+from mixfed.algorithms.makers import Setup
+from mixfed.algorithms.registry import ALGORITHMS, base_of
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
 from mixfed.backends.simulator.cores import in_operators

@@ -21,8 +21,9 @@ from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.plot import plot_comparison
-from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
+from mixfed.experiments.runs import take_up, train_all
 from mixfed.experiments.scores import spread_of
+from mixfed.experiments.watch import UNWATCHED, Watch
 
 MIXED = ("parallel", "gradient_1way", "gradient_2way")
 """Algorithms of which the probe predicts how they compare."""

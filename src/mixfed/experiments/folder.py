@@ -50,15 +50,6 @@ _RESULT: dict[str, Any] = {"metrics": dict, "ledger": dict, "rounds": int, "seco
 _CHECKSUM = re.compile(rb"# checksum ([0-9a-f]{32})[^\n]*\n")
 
 
-def folder_for(out: Path | None, name: str) -> Path:
-    """The folder that the user chose, or else the one of this name under runs/."""
-    if out is not None:
-        return out
-    if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
-        raise InputError(f"{name!r} is no name for a folder under runs/; choose another name, or a folder with --out.")
-    return Path("runs") / name
-
-
 class RunFolder:
     """The files of one run."""
 

@@ -13,8 +13,8 @@ from mixfed.experiments.build import build_model, build_setup
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.probe import plot_probe
-from mixfed.experiments.runs import UNWATCHED, Interrupted, Watch
 from mixfed.experiments.scenario import build_scenario
+from mixfed.experiments.watch import UNWATCHED, Interrupted, Watch
 
 
 def probe(

@@ -11,17 +11,20 @@ lists of settings to choose from for each, ``[tune.gradient_2way.client] learnin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
 from mixfed.core.delays import DELAYS
-from mixfed.core.optim import OPTIMIZERS, Optimizer
+from mixfed.core.registry import OPTIMIZERS
 from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
 from mixfed.data.sources import SOURCES
 from mixfed.experiments import schema as _schema
 from mixfed.experiments.schema import Table, options_of
 from mixfed.models import MODELS
+
+if TYPE_CHECKING:
+    from mixfed.core.optim import Optimizer
 
 
 @dataclass(frozen=True)

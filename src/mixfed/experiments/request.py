@@ -1,6 +1,6 @@
 """What a user asks for: a recipe by its name, and settings that go over it.
 
-PyTorch is loaded when the complete recipe is wanted; a recipe that does not exist is refused before.
+Nothing here needs PyTorch.
 """
 
 from __future__ import annotations

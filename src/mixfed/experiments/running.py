@@ -19,7 +19,6 @@ from mixfed.experiments import scores
 from mixfed.experiments.build import Experiment
 from mixfed.experiments.folder import RunFolder, clean, identity
 from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.report.plot import plot_diagnostics, plot_run
 from mixfed.experiments.schema import Table
 
 
@@ -85,6 +84,8 @@ def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]
 
 
 def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
+    from mixfed.experiments.report.plot import plot_diagnostics, plot_run  # no run waits for it to begin
+
     folder.write_history(result.history, result.diagnostics)
     save_params(folder.model, result.params)
     plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())

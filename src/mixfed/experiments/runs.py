@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mixfed.core.loop import Record, Result
+from mixfed.core.loop import Record
 from mixfed.data.scenario import Scenario
 from mixfed.errors import RunStopped
 from mixfed.experiments.build import build
@@ -15,30 +14,9 @@ from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.running import run_in_folder
 from mixfed.experiments.scenario import build_scenario
+from mixfed.experiments.watch import UNWATCHED, Interrupted, Watch
 
 Key = TypeVar("Key")
-Moved = Callable[[int, Mapping[str, float]], None]
-"""Is told how many rounds are done, and the metrics of the last one (none where it was not evaluated)."""
-
-
-class Interrupted(Exception):
-    """Somebody asked to stop; the text says what was done until then. The same call goes on from there."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """How somebody follows several runs; every part may be left out.
-
-    ``begin`` is told a title and the number of rounds of whatever begins, and returns what is told of its progress.
-    ``ended`` sees the result of every run that was trained, and ``should_stop`` is asked after every round.
-    """
-
-    begin: Callable[[str, int], Moved] = lambda title, rounds: lambda done, metrics: None
-    ended: Callable[[Result], None] = lambda result: None
-    should_stop: Callable[[], bool] = lambda: False
-
-
-UNWATCHED = Watch()
 
 
 def train_all(

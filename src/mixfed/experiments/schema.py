@@ -12,27 +12,15 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixfed.errors import InputError
+from mixfed.experiments.signatures import Parameter, parameters_of
 
 T = TypeVar("T")
 Table = dict[str, Any]
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
-
-@dataclass(frozen=True)
-class Option:
-    """A parameter of a function as a recipe can set it."""
-
-    hint: Any
-    default: Any = MISSING
-
-    @property
-    def required(self) -> bool:
-        """Whether it has no default."""
-        return self.default is MISSING
 
 
 def options_of(
@@ -45,17 +33,10 @@ def options_of(
     return {"by": by, "choices": choices, "hidden": frozenset(hidden)}
 
 
-def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict[str, Option]:
+def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict[str, Parameter]:
     """The parameters of a function that a TOML value can give, but for the hidden ones."""
-    function = inspect.unwrap(function)
-    target = function.__init__ if inspect.isclass(function) else function
-    hints = get_type_hints(target)
-    found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in hidden and name in hints and _expressible(hints[name]):
-            default = MISSING if parameter.default is parameter.empty else parameter.default
-            found[name] = Option(hints[name], default)
-    return found
+    found = parameters_of(function)
+    return {name: parameter for name, parameter in found.items() if name not in hidden and _expressible(parameter.hint)}
 
 
 def read(cls: type[T], table: Mapping[str, Any], known: Sequence[str] = (), path: str = "") -> T:
@@ -221,7 +202,7 @@ def _read_options(cls: Any, chooser: Field[Any], values: Table, rest: Table, kno
     return _complete(allowed, rest, path)
 
 
-def _complete(allowed: Mapping[str, Option], given: Mapping[str, Any], path: str) -> Table:
+def _complete(allowed: Mapping[str, Parameter], given: Mapping[str, Any], path: str) -> Table:
     values = {}
     for name, option in allowed.items():
         if name in given:

@@ -17,12 +17,11 @@ from typing import Any
 from mixfed.errors import InputError
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
-from mixfed.experiments.report.plot import plot_study
 from mixfed.experiments.request import Request
-from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
 from mixfed.experiments.schema import check, nearest
 from mixfed.experiments.scores import require_metric, spread_of
 from mixfed.experiments.texts import study_table
+from mixfed.experiments.watch import UNWATCHED, Watch
 
 Key = tuple[int, str, int]
 """A run: the number of its point, the algorithm, the seed."""
@@ -70,6 +69,9 @@ def run_study(
     out, recipes = Path(out), _recipes(request, study, seeds)
     for recipe in recipes.values():
         require_metric(recipe, study.metric)
+    from mixfed.experiments.report.plot import plot_study
+    from mixfed.experiments.runs import take_up, train_all  # PyTorch is loaded for what was not refused
+
     folders = take_up(recipes, out, lambda key: f"{key[0]}-{key[1]}-seed{key[2]}")
     results = train_all(recipes, folders, watch, may_diverge=True)
     summary = {

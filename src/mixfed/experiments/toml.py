@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mixfed.algorithms.registry import ALGORITHMS
-from mixfed.core.losses import CRITERIA
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import METRICS
+from mixfed.evaluate.registry import METRICS
 from mixfed.experiments import schema as _schema
 from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
 from mixfed.experiments.schema import Table, shortened
@@ -27,7 +26,6 @@ def resolve(table: Table) -> Recipe:
         name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
         for name, options in given.items()
     }
-    _schema.one_of(recipe.model.criterion, CRITERIA, "model.criterion")
     for metric in recipe.evaluate.metrics:
         _schema.one_of(metric, METRICS, "evaluate.metrics")
     for part in recipe.evaluate.sets:

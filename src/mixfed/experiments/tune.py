@@ -25,14 +25,13 @@ import tomli_w
 from mixfed import rng
 from mixfed.errors import InputError
 from mixfed.experiments import toml
-from mixfed.experiments.folder import folder_for
 from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.report.files import write_json, write_text
+from mixfed.experiments.report.files import folder_for, write_json, write_text
 from mixfed.experiments.request import Request
-from mixfed.experiments.runs import UNWATCHED, Watch, take_up, train_all
 from mixfed.experiments.schema import Table, shown
 from mixfed.experiments.scores import require_metric, score, small_is_good, spread_of
 from mixfed.experiments.texts import value_of
+from mixfed.experiments.watch import UNWATCHED, Watch
 
 Point = dict[str, Any]
 """One value for each key of a grid."""
@@ -89,6 +88,8 @@ def tune(
     _refuse_equal(recipes)
     for recipe in recipes.values():
         require_metric(recipe, metric)
+    from mixfed.experiments.runs import take_up, train_all  # PyTorch is loaded for what was not refused
+
     out = folder_for(Path(out) if out else None, f"{first.name}-tune")
     folders = take_up(recipes, out, lambda key: f"{key[0]}-{key[1]}-seed{key[2]}")
     results = train_all(recipes, folders, watch, may_diverge=True)

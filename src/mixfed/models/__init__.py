@@ -1,42 +1,26 @@
-"""Small, readable networks, by name."""
+"""Small, readable networks, by name; a network's module is imported when the network is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
+from mixfed.deferred import Deferred
 
-from mixfed.models.bilstm import BiLSTM
-from mixfed.models.lenet import lenet5
-from mixfed.models.networks import CharacterGRU, cnn, linear, mlp
-from mixfed.models.recommender import DualEncoder
-from mixfed.models.resnet import ResNet18
-from mixfed.models.vit import ViT
-from mixfed.models.vqa import QuestionAnswering
+if TYPE_CHECKING:
+    from torch import nn
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "cnn": cnn,
-    "lenet5": lenet5,
-    "resnet18": ResNet18,
-    "vit": ViT,
-    "bilstm": BiLSTM,
-    "vqa": QuestionAnswering,
-    "gru": CharacterGRU,
-    "dual_encoder": DualEncoder,
+_HOMES = {
+    "linear": ("networks", "linear"),
+    "mlp": ("networks", "mlp"),
+    "cnn": ("networks", "cnn"),
+    "lenet5": ("lenet", "lenet5"),
+    "resnet18": ("resnet", "ResNet18"),
+    "vit": ("vit", "ViT"),
+    "bilstm": ("bilstm", "BiLSTM"),
+    "vqa": ("vqa", "QuestionAnswering"),
+    "gru": ("networks", "CharacterGRU"),
+    "dual_encoder": ("recommender", "DualEncoder"),
 }
-
-__all__ = [
-    "MODELS",
-    "BiLSTM",
-    "CharacterGRU",
-    "DualEncoder",
-    "QuestionAnswering",
-    "ResNet18",
-    "ViT",
-    "cnn",
-    "lenet5",
-    "linear",
-    "mlp",
-]
+MODELS: dict[str, Deferred[nn.Module]] = {
+    name: Deferred(f"mixfed.models.{module}", function) for name, (module, function) in _HOMES.items()
+}

@@ -1,5 +1,1 @@
 """Feddle: the search of coefficients, the atlas that it searches in, what guides it, and where it begins."""
-
-from mixfed.algorithms.feddle.search import Search, feddle
-
-__all__ = ["Search", "feddle"]

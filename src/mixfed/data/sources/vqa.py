@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from mixfed.data._arrays import Arrays
 from mixfed.data._files import content, reading
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DESCRIPTION = "questions about images and the most frequent answers; VQA 2.0 on COCO images"
 WORDS = 10_000
@@ -118,6 +119,8 @@ class Pictures:
             self._pixels = np.memmap(file, np.uint8, "w+", shape=(len(files), 3, size, size))
 
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        import torch
+
         numbers = batch["x"].cpu().numpy()
         for number in np.unique(numbers[~self._known[numbers]]).tolist():
             self._pixels[number] = self._read(self._files[number])

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.mixed import Centre
-from mixfed.algorithms.registry import Setup
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import algorithm as core

@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from mixfed.core.files import write_atomically
+from mixfed.errors import InputError
+
+
+def folder_for(out: Path | None, name: str) -> Path:
+    """The folder that the user chose, or else the one of this name under runs/."""
+    if out is not None:
+        return out
+    if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
+        raise InputError(f"{name!r} is no name for a folder under runs/; choose another name, or a folder with --out.")
+    return Path("runs") / name
 
 
 def write_json(path: Path, found: Any) -> None:

@@ -1,0 +1,126 @@
+"""What a function takes: its parameters with their types and defaults.
+
+A function whose module needs PyTorch is a :class:`mixfed.deferred.Deferred`. Its parameters are read from the text of
+its module, so that a recipe can be checked before PyTorch is loaded; the function's own signature stays the only
+description of its settings. A name in an annotation is looked up in the text as well: the module defines it, or imports
+it from another module of this package or from Python's own ``typing``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, get_type_hints
+
+from mixfed.deferred import Deferred
+
+_OF_PYTHON = ("collections.abc", "typing")
+"""Modules from which an annotation's names are imported in earnest."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function; a ``hint`` of None is a type that cannot be known without PyTorch."""
+
+    hint: Any
+    default: Any = MISSING
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is MISSING
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The annotated parameters of a function or of a class, in their order."""
+    function = inspect.unwrap(function)
+    if isinstance(function, Deferred):
+        return _read(function.module, function.name)
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    given = inspect.signature(function).parameters.items()
+    return {
+        name: Parameter(hints[name], MISSING if p.default is p.empty else p.default)
+        for name, p in given
+        if name in hints
+    }
+
+
+@cache
+def _read(module: str, name: str) -> dict[str, Parameter]:
+    text = _text(module)
+    definition = text.definitions[name]
+    if isinstance(definition, ast.ClassDef):
+        (definition,) = [f for f in definition.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+    given = definition.args
+    places = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(places) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+    found = {}
+    for argument, default in zip([*places, *given.kwonlyargs], defaults, strict=True):
+        if argument.annotation is not None:
+            hint = text.type_of(argument.annotation)
+            found[argument.arg] = Parameter(hint, text.value(default) if default and hint else MISSING)
+    return found
+
+
+class _Unknown(Exception):
+    """A name that is not for recipes."""
+
+
+class _Text:
+    """A module that is not imported."""
+
+    def __init__(self, module: str) -> None:
+        loader: Any = getattr(find_spec(module), "loader", None)
+        self.definitions: dict[str, ast.FunctionDef | ast.ClassDef] = {}
+        self._assigned: dict[str, ast.expr] = {}
+        self._imported: dict[str, tuple[str, str]] = {}
+        for statement in _statements(ast.parse(loader.get_source(module))):
+            match statement:
+                case ast.FunctionDef() | ast.ClassDef():
+                    self.definitions[statement.name] = statement
+                case ast.Assign(targets=[ast.Name(name)]):
+                    self._assigned[name] = statement.value
+                case ast.ImportFrom(module=str(source)):
+                    self._imported |= {a.asname or a.name: (source, a.name) for a in statement.names}
+
+    def type_of(self, annotation: ast.expr) -> Any:
+        """The type, or None where it is made of what only PyTorch knows."""
+        try:
+            return self.value(annotation)
+        except _Unknown:
+            return None
+
+    def value(self, expression: ast.expr) -> Any:
+        """What the expression comes to."""
+        names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+        known = {name: self.lookup(name) for name in names}
+        return eval(compile(ast.Expression(expression), "<a signature>", "eval"), known)
+
+    def lookup(self, name: str) -> Any:
+        """What a name of the module stands for."""
+        if name in self._assigned:
+            return self.value(self._assigned[name])
+        if name in self._imported:
+            source, original = self._imported[name]
+            if source in _OF_PYTHON:
+                return getattr(import_module(source), original)
+            if source.startswith("mixfed."):
+                return _text(source).lookup(original)
+        elif name not in self.definitions and hasattr(builtins, name):
+            return getattr(builtins, name)
+        raise _Unknown(name)
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module, those under ``if TYPE_CHECKING`` too."""
+    for statement in tree.body:
+        yield from statement.body if isinstance(statement, ast.If) else [statement]
+
+
+_text = cache(_Text)
