@@ -12,9 +12,10 @@ import pytest
 
 from mixfed.cli.common import reported
 from mixfed.cli.console import sentence
+from mixfed.core.device import usable_device
 from mixfed.errors import InputError, require_memory
 from mixfed.experiments import toml
-from mixfed.experiments.build import build, usable_device
+from mixfed.experiments.build import build
 
 from .test_summaries import study
 from .tools import TINY, WAIT, environment, here, refused

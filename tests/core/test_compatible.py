@@ -120,7 +120,7 @@ def test_labels_that_preparation_makes() -> None:
 
 
 def test_examples_without_labels() -> None:
-    with pytest.raises(InputError, match="needs labels 'y', and the examples have x"):
+    with pytest.raises(InputError, match="needs labels 'y', and the examples have 'x'; name"):
         check_compatible(Model(mlp(3, 2), cross_entropy), CentralData({"x": X}), "the examples")
 
 

@@ -112,10 +112,11 @@ def test_labels_out_of_range(label: int) -> None:
     data.arrays["y"][5] = label
     model = Model(nn.Linear(3, 2), cross_entropy)
     refused(
-        r"labels of the examples of 'clients' go from .* outputs for 0 to 1 only", lambda: train(averaging(model), data)
+        r"labels 'y' of the examples of 'clients' go from .* outputs for 0 to 1 only; .*\(see client 1\)",
+        lambda: train(averaging(model), data),
     )
     at_centre = center(LocalTrainer(model, sgd(0.1), Batching(0, steps=1)))
-    sentence = f"The centre cannot train on 'centre': Target {label} is out of bounds"
+    sentence = "labels 'y' of the central examples go from .* outputs for 0 to 1 only"
     refused(sentence, lambda: train(at_centre, {}, central=data.pooled()))
 
 
@@ -148,14 +149,17 @@ def test_missing_fields() -> None:
     unlabelled = FederatedData.from_datasets([{"x": np.zeros((3, 2), np.float32)}])
     refused("The criterion needs labels 'y'", lambda: train(averaging(model), unlabelled))
     unnamed = FederatedData.from_datasets([{"pixels": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int64)}])
-    refused("shapes pixels", lambda: train(averaging(model), unnamed))
+    refused(
+        "asks for a field 'x', and the examples of 'clients' have 'pixels', 'y'",
+        lambda: train(averaging(model), unnamed),
+    )
 
 
 def test_no_central_data() -> None:
     algorithm = center(LocalTrainer(small_mlp(), sgd(0.1), Batching(0, steps=1)))
     refused("needs central data 'centre', and the run was given none", lambda: train(algorithm, {}))
     nothing = CentralData({"x": np.zeros((0, 2), np.float32), "y": np.zeros(0, np.int64)})
-    refused("The central data 'centre' is empty", lambda: train(algorithm, {}, central=nothing))
+    refused("The central examples are empty", lambda: train(algorithm, {}, central=nothing))
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

@@ -78,7 +78,7 @@ def fedbuff(
     """
     if buffer < 0:
         raise InputError(f"A buffer cannot hold {buffer} updates.")
-    optimizer, weigh = server or optim.sgd(1.0), discount(rule, a, b)
+    optimizer, weigh = optim.given(server, "The optimizer of the server"), discount(rule, a, b)
     base = counting_alike(fedavg(trainer, server=optimizer, name="fedbuff"))
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
@@ -100,7 +100,7 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
     """
     if buffer < 0:
         raise InputError(f"A buffer cannot hold {buffer} updates.")
-    optimizer = server or optim.sgd(1.0)
+    optimizer = optim.given(server, "The optimizer of the server")
     base = counting_alike(fedavg(trainer, server=optimizer, name="ca2fl"))
     model = trainer.model
 

@@ -11,6 +11,7 @@ from mixfed.core import tree
 from mixfed.core.algorithm import (
     CLIENTS,
     Algorithm,
+    AtCentre,
     Lateness,
     Message,
     OwnParts,
@@ -43,6 +44,7 @@ def center(trainer: LocalTrainer) -> Algorithm:
         broadcast=lambda state, server: ({}, state),
         step=step,
         batching={},
+        centre=AtCentre.of(trainer),
     )
 
 
@@ -94,4 +96,5 @@ def transfer(
         name="transfer",
         broadcast=lambda state, server: ({}, state) if at_centre(server) else then.broadcast(state, server),
         step=step,
+        centre=first.centre,
     )

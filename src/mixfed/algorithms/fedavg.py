@@ -38,7 +38,7 @@ def fedavg(
     Δ = Σ pᵢΔᵢ / Σ pᵢ with pᵢ the examples that client i processed, then x ← ServerOpt(x, −Δ). The default server
     optimizer, SGD with rate 1, is plain averaging.
     """
-    model, server_optimizer = trainer.model, server or optim.sgd(1.0)
+    model, server_optimizer = trainer.model, optim.given(server, "The optimizer of the server")
 
     def init(params: Params) -> State:
         return {"params": params, "server": server_optimizer.init(model.trained(params))}

@@ -14,7 +14,7 @@ from mixfed.algorithms.asynchronous import sending_models, taking_late
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import algorithm as core
 from mixfed.core import optim, tree
-from mixfed.core.algorithm import CENTRE, Algorithm, Reply, Server, State
+from mixfed.core.algorithm import CENTRE, Algorithm, AtCentre, Reply, Server, State
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.model import Loss, Model, masked_mean
 from mixfed.core.optim import Optimizer
@@ -33,7 +33,8 @@ def fed_ft(base: Algorithm, centre: LocalTrainer) -> Algorithm:
         params = base.params(state)
         return base.with_params(state, core.as_server_copy(server.train(centre, params).params, params))
 
-    return replace(base, name="fed_ft", step=step, rows=replace(base.rows, untouched_stay=False))
+    rows = replace(base.rows, untouched_stay=False)
+    return replace(base, name="fed_ft", step=step, rows=rows, centre=AtCentre.of(centre))
 
 
 def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) -> Algorithm:
@@ -65,6 +66,7 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
         step=step,
         lateness=replace(base.lateness, buffer=0, steps_alone=True),
         rows=replace(base.rows, untouched_stay=False),
+        centre=AtCentre.of(centre),
     )
 
 
@@ -92,7 +94,8 @@ def feddf(
         with explained("The clients' models cannot be distilled"):
             return state | {"params": server.work(("feddf", len(teachers)), distilled, server.batches(batching))}
 
-    return taking_late(sending_models(fedavg(trainer, name="feddf")), step)
+    late = taking_late(sending_models(fedavg(trainer, name="feddf")), step)
+    return replace(late, centre=AtCentre(guides_only=True))
 
 
 def distil(

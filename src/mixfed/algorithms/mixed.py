@@ -15,7 +15,19 @@ from torch import Tensor
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import algorithm as core
 from mixfed.core import optim, tree
-from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
+from mixfed.core.algorithm import (
+    CENTRE,
+    CLIENTS,
+    Algorithm,
+    AtCentre,
+    Message,
+    OwnParts,
+    Private,
+    Reply,
+    Server,
+    State,
+    Upload,
+)
 from mixfed.core.batches import Batches, Sample
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer
@@ -32,6 +44,9 @@ class Population:
     weight: float = 1.0
     server: Optimizer = field(default_factory=lambda: optim.sgd(1.0))
     name: str = CLIENTS
+
+    def __post_init__(self) -> None:
+        optim.given(self.server, "The optimizer of the server")
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,8 @@ def parallel(
         if len(clients) != 1 or len(central) != 1:
             raise InputError("alpha merges one population with one centre; with more sources use loss weights.")
         shares = {clients[0].name: 1 - alpha, central[0].name: alpha}
-    return _merged("parallel", clients, central, merge, shares, share_gradients=False)
+    merged = _merged("parallel", clients, central, merge, shares, share_gradients=False)
+    return replace(merged, centre=_at_centre(centres))
 
 
 def gradient_2way(populations: Populations, centres: Centres = (), *, merge: Optimizer | None = None) -> Algorithm:
@@ -89,7 +105,8 @@ def gradient_2way(populations: Populations, centres: Centres = (), *, merge: Opt
     clients, central = _populations(populations), _centres(centres)
     if len(clients) + len(central) < 2:
         raise InputError("2-way gradient transfer needs a second source: a centre or another population of clients.")
-    return _merged("gradient_2way", clients, central, merge, {}, share_gradients=True)
+    merged = _merged("gradient_2way", clients, central, merge, {}, share_gradients=True)
+    return replace(merged, centre=_at_centre(centres))
 
 
 def gradient_1way(populations: Populations, centres: Centres) -> Algorithm:
@@ -111,7 +128,7 @@ def gradient_1way(populations: Populations, centres: Centres) -> Algorithm:
             for name, message in messages.items()
         }, state
 
-    return replace(base, broadcast=broadcast)
+    return replace(base, broadcast=broadcast, centre=_at_centre(centres))
 
 
 def example_transfer(
@@ -134,7 +151,7 @@ def example_transfer(
         messages, state = base.broadcast(state, at)
         return {name: replace(message, examples=sample) for name, message in messages.items()}, state
 
-    return replace(base, broadcast=broadcast)
+    return replace(base, broadcast=broadcast, centre=AtCentre((source,) if trainer.loss is None else ()))
 
 
 def _merged(
@@ -148,7 +165,7 @@ def _merged(
 ) -> Algorithm:
     """Algorithm 1 of the 2022 paper for any number of sources; ``shares`` scale a source's update in the sum."""
     model = _common_model(populations, centres)
-    merge_optimizer = merge or optim.sgd(1.0)
+    merge_optimizer = optim.given(merge, "The optimizer of the merge")
     by_name = {p.name: p for p in populations}
     names = [p.name for p in populations] + [c.name for c in centres]
 
@@ -274,10 +291,18 @@ def _populations(given: Populations) -> list[Population]:
     return [replace(p, trainer=_weighted(p.trainer, p.weight)) for p in listed]
 
 
-def _centres(given: Centres) -> list[Centre]:
+def _listed(given: Centres) -> list[Centre]:
     if isinstance(given, LocalTrainer):
         given = Centre(given)
-    listed = [given] if isinstance(given, Centre) else list(given)
+    return [given] if isinstance(given, Centre) else list(given)
+
+
+def _at_centre(given: Centres) -> AtCentre:
+    return AtCentre(tuple(c.name for c in _listed(given) if c.needs_data and c.trainer.loss is None))
+
+
+def _centres(given: Centres) -> list[Centre]:
+    listed = _listed(given)
     for centre in listed:
         if not centre.needs_data and centre.trainer.loss is None:
             raise InputError(f"The centre '{centre.name}' has no data, so its trainer must be given a loss.")

@@ -209,6 +209,24 @@ class RowWise:
         return bool(self.tables)
 
 
+@dataclass(frozen=True)
+class AtCentre:
+    """What becomes of the server's examples.
+
+    Of the sources in ``judged`` the model's own criterion asks the labels, so that a run looks at them before it
+    begins. ``guides_only`` says that they teach the model nothing themselves: they guide how the work of clients is
+    put together, so that a class that no client has is not learnt.
+    """
+
+    judged: tuple[str, ...] = ()
+    guides_only: bool = False
+
+    @classmethod
+    def of(cls, *trainers: LocalTrainer) -> AtCentre:
+        """The server trains so on its one source; a loss of the trainer's own may take labels as it likes."""
+        return cls((CENTRE,) if all(trainer.loss is None for trainer in trainers) else ())
+
+
 Decode = Callable[[dict[str, Params]], dict[str, Params]]
 
 
@@ -228,7 +246,7 @@ class Algorithm:
     secure aggregation and all-reduce; ``"each"`` asks for every client's upload. ``decode`` turns an upload as it
     travelled into the values that are averaged (None: nothing is encoded).
 
-    ``lateness``, ``own`` and ``rows`` are capabilities, each with defaults that suit a plain algorithm.
+    ``lateness``, ``own``, ``rows`` and ``centre`` are capabilities, each with defaults that suit a plain algorithm.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
     ``restore(state, device)`` makes a state from a checkpoint, which is in main memory, usable again: on the model's
@@ -249,6 +267,7 @@ class Algorithm:
     lateness: Lateness = field(default_factory=Lateness)
     own: OwnParts = field(default_factory=OwnParts)
     rows: RowWise = field(default_factory=RowWise)
+    centre: AtCentre = field(default_factory=AtCentre)
     diagnostics: Callable[[State], Mapping[str, float]] = lambda state: {}
     restore: Callable[[State, torch.device], State] = tree.to_device
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,37 +18,73 @@ from torch import Tensor
 from mixfed.core.batches import gather
 from mixfed.core.losses import binary_cross_entropy, cross_entropy, hinge, squared_error
 from mixfed.core.model import Model
+from mixfed.core.soundness import client_of
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 
-Labels = NDArray[Any]
 Rows = NDArray[np.int64]
 SAMPLE = 16
 """So many examples tell whether batches have the labels as they are stored."""
 
 
+@dataclass(frozen=True)
+class Labels:
+    """All labels of a set of examples, and the words by which sentences call them."""
+
+    values: NDArray[Any]
+    data: FederatedData | CentralData
+    whose: str
+
+    def holder(self, wrong: NDArray[np.bool_]) -> str:
+        """Which client has the first of these labels, where the examples are of clients."""
+        client = client_of(self.data, int(np.argmax(wrong.reshape(len(wrong), -1).any(axis=1))))
+        return f" (see {client})" if client else ""
+
+
 def check_compatible(model: Model, data: FederatedData | CentralData, whose: str) -> None:
     """Refuses examples whose shape the network does not take, and labels that the criterion has no meaning for."""
     if not data.examples:
-        raise InputError(f"There are no examples in {whose}.")
+        raise InputError(f"{whose[0].upper()}{whose[1:]} are empty; give at least one example.")
     rows = np.unique(np.linspace(0, data.examples - 1, SAMPLE).astype(np.int64))
     some = gather(data, rows, model.device)
     one = {name: x[:1] for name, x in some.items()}
-    shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in one.items())
     weights = {name: x.to(model.dtype) for name, x in model.initial().items()}
     check = TARGETS.get(inspect.unwrap(model.criterion))
     try:
         with torch.no_grad():
             outputs = model.outputs(weights, one, training=False)
             if check:
-                check(outputs, _labels(data, rows, some, model.device, whose), whose)
+                check(outputs, _labels(data, rows, some, model.device, whose))
             model.losses(weights, one, training=False)
     except InputError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError) as error:
-        told = " ".join(str(error).split()).rstrip(".")
-        raise InputError(f"The model does not take {whose} (of shapes {shapes}): {told}.") from error
+    except KeyError as error:
+        raise InputError(
+            f"The model asks for a field {error}, and {whose} have {_listed(some)}; give them this field, or rename the"
+            " one that is meant."
+        ) from error
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        raise InputError(_refused(error, model, one, whose)) from error
+
+
+def _refused(error: Exception, model: Model, one: Batch, whose: str) -> str:
+    """Why the network does not take examples, for which a type of numbers that it does not compute with is a reason."""
+    told = " ".join(str(error).split()).rstrip(".")
+    inputs = {name: x.dtype for name, x in one.items() if name not in ("y", "key") and x.dtype != torch.float32}
+    if inputs and any(word in told for word in ("dtype", "scalar type")):
+        name, dtype = next(iter(inputs.items()))
+        wanted = str(model.dtype).removeprefix("torch.")
+        return (
+            f"The field '{name}' of {whose} is {str(dtype).removeprefix('torch.')}, and the model computes in {wanted};"
+            f" convert it with .astype('{wanted}'), or in a prepare function."
+        )
+    shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in one.items())
+    return f"The model does not take {whose} (of shapes {shapes}): {told}."
+
+
+def _listed(some: Batch) -> str:
+    return ", ".join(f"'{name}'" for name in some if name != "key")
 
 
 def _labels(
@@ -55,59 +92,64 @@ def _labels(
 ) -> Labels:
     """All labels as batches have them: the stored ones, or what preparation makes of them where it does."""
     if "y" not in some:
-        raise InputError(f"The criterion needs labels 'y', and {whose} have {', '.join(some)}.")
+        raise InputError(
+            f"The criterion needs labels 'y', and {whose} have {_listed(some)}; name the field of the labels 'y'."
+        )
     stored = data.arrays.get("y")
     if stored is not None and np.array_equal(stored[rows], some["y"].cpu().numpy()):
-        return stored
+        return Labels(stored, data, whose)
     starts = range(0, data.examples, 1024)
     parts = (gather(data, np.arange(s, min(s + 1024, data.examples)), device)["y"] for s in starts)
-    return np.concatenate([part.cpu().numpy() for part in parts])
+    return Labels(np.concatenate([part.cpu().numpy() for part in parts]), data, whose)
 
 
-def _classes(outputs: Tensor, labels: Labels, whose: str) -> None:
+def _classes(outputs: Tensor, labels: Labels) -> None:
     if outputs.ndim not in (2, 3):
         told = ", ".join(["batch", *map(str, outputs.shape[1:])])
         raise InputError(
             f"Cross-entropy needs outputs [batch, classes] or [batch, length, classes], not those of shape [{told}]."
         )
-    if labels.shape[1:] != outputs.shape[1:-1]:
+    if labels.values.shape[1:] != outputs.shape[1:-1]:
         raise InputError(
             f"Cross-entropy needs a class number for each {'position' if outputs.ndim == 3 else 'example'}, and the"
-            f" labels of {whose} have the shape {list(labels.shape[1:])} each; of one-hot labels take the argmax."
+            f" labels 'y' of {labels.whose} have the shape {list(labels.values.shape[1:])} each; of one-hot labels take"
+            " the argmax."
         )
-    _whole(labels, whose)
-    _between(labels, outputs.shape[-1] - 1, whose, "the model has outputs for")
+    _whole(labels)
+    _between(labels, outputs.shape[-1] - 1, "the model has outputs for")
 
 
-def _items(outputs: Tensor, labels: Labels, whose: str) -> None:
+def _items(outputs: Tensor, labels: Labels) -> None:
     """An item that the model lacks is told where it is looked up, with the client that has it."""
-    if labels.ndim != 1:
-        raise InputError(f"The hinge loss needs the id of one item for each example, and those of {whose} have more.")
-    _whole(labels, whose)
+    if labels.values.ndim != 1:
+        raise InputError(
+            f"The hinge loss needs the id of one item for each example, and those of {labels.whose} have more."
+        )
+    _whole(labels)
 
 
-def _yes_or_no(outputs: Tensor, labels: Labels, whose: str) -> None:
-    if outputs[0].numel() != 1 or labels[0].size != 1:
+def _yes_or_no(outputs: Tensor, labels: Labels) -> None:
+    if outputs[0].numel() != 1 or labels.values[0].size != 1:
         raise InputError(
             f"Binary cross-entropy needs one output and one label for each example; the model has"
-            f" {outputs[0].numel()} outputs, and the labels of {whose} have {labels[0].size} numbers."
+            f" {outputs[0].numel()} outputs, and the labels of {labels.whose} have {labels.values[0].size} numbers."
         )
-    _whole(labels, whose)
-    _between(labels, 1, whose, "binary cross-entropy knows", "; use cross_entropy for more classes")
+    _whole(labels)
+    _between(labels, 1, "binary cross-entropy knows", "; use cross_entropy for more classes")
 
 
-def _numbers(outputs: Tensor, labels: Labels, whose: str) -> None:
-    answered, wanted = ([size for size in shape[1:] if size != 1] for shape in (outputs.shape, labels.shape))
+def _numbers(outputs: Tensor, labels: Labels) -> None:
+    answered, wanted = ([size for size in shape[1:] if size != 1] for shape in (outputs.shape, labels.values.shape))
     if answered != wanted:
         raise InputError(
             f"Squared error needs an output for every number of a label; the model's outputs have the shape"
-            f" {list(outputs.shape[1:])}, and the labels of {whose} {list(labels.shape[1:])}."
+            f" {list(outputs.shape[1:])}, and the labels of {labels.whose} {list(labels.values.shape[1:])}."
         )
-    if not np.isfinite(labels).all():
-        raise InputError(f"Some labels of {whose} are not finite; drop these examples.")
+    if not np.isfinite(labels.values).all():
+        raise InputError(f"Some labels of {labels.whose} are not finite; drop these examples.")
 
 
-TARGETS: dict[Any, Callable[[Tensor, Labels, str], None]] = {
+TARGETS: dict[Any, Callable[[Tensor, Labels], None]] = {
     cross_entropy: _classes,
     binary_cross_entropy: _yes_or_no,
     squared_error: _numbers,
@@ -116,12 +158,28 @@ TARGETS: dict[Any, Callable[[Tensor, Labels, str], None]] = {
 """What each criterion asks of all labels, given the outputs for one example."""
 
 
-def _whole(labels: Labels, whose: str) -> None:
-    if labels.dtype.kind not in "biu" and not (labels.dtype.kind == "f" and (labels == np.rint(labels)).all()):
-        raise InputError(f"The labels of {whose} are {labels.dtype} with fractions; give whole numbers.")
+def _whole(labels: Labels) -> None:
+    values = labels.values
+    if values.dtype.kind in "biu":
+        return
+    wrong = values != np.rint(values)
+    if values.dtype.kind != "f" or wrong.any():
+        raise InputError(
+            f"The labels 'y' of {labels.whose} are {values.dtype} with fractions{labels.holder(wrong)}; give whole"
+            " numbers, or train with squared_error where they are measurements."
+        )
 
 
-def _between(labels: Labels, highest: int, whose: str, known: str, way_out: str = " only") -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high > highest:
-        raise InputError(f"The labels of {whose} go from {low} to {high}, and {known} 0 to {highest}{way_out}.")
+def _between(labels: Labels, highest: int, known: str, way_out: str = "") -> None:
+    values = labels.values
+    low, high = int(values.min()), int(values.max())
+    if low >= 0 and high <= highest:
+        return
+    if not way_out:
+        shifted = low == 1 and high == highest + 1
+        mend = "subtract 1 from them" if shifted else f"number them from 0, or give the model {high + 1} outputs"
+        way_out = f" only; {mend}"
+    holder = labels.holder((values < 0) | (values > highest))
+    raise InputError(
+        f"The labels 'y' of {labels.whose} go from {low} to {high}, and {known} 0 to {highest}{way_out}{holder}."
+    )

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from mixfed.core import tree
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.core.backend import Backend, Run
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.compatible import check_compatible
+from mixfed.core.checks import Tests, by_name, check_data, check_settings
 from mixfed.core.ledger import Ledger
 from mixfed.core.policy import Policy
 from mixfed.core.schedule import Schedule
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,27 @@ Callback = Callable[[Record], None]
 Evaluate = Callable[[Params, Any], Mapping[str, float]]
 """Metrics of the common model, and of clients' own ones as far as the backend lets see them."""
 
+_log = logging.getLogger("mixfed")
+
+
+@dataclass(frozen=True)
+class OnSets:
+    """An evaluation and the examples that it is on, by name ("": all of them); a run looks at them before it begins."""
+
+    evaluate: Evaluate
+    sets: Tests
+
+    def __call__(self, params: Params, clients: Any) -> Mapping[str, float]:
+        """The metrics of the parameters, given what the backend shows of the clients."""
+        return self.evaluate(params, clients)
+
 
 @dataclass
 class Result:
     """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
 
-    ``privates`` is what the backend shows of the clients' private parts.
+    ``privates`` is what the backend shows of the clients' private parts. ``warnings`` are sentences about what is
+    likely wrong.
     """
 
     params: Params
@@ -62,6 +75,7 @@ class Result:
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     state: State = field(default_factory=dict)
     privates: Any = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,6 +120,10 @@ class Evaluation:
     evaluate: Evaluate | None = None
     every: int = 1
 
+    def tests(self) -> Tests:
+        """The examples that the run is evaluated on, as far as the evaluation tells."""
+        return self.evaluate.sets if isinstance(self.evaluate, OnSets) else {}
+
     def after(self, done: int, rounds: int, params: Params, backend: Backend) -> dict[str, float]:
         """The metrics, if this round is one to evaluate."""
         if self.evaluate is None or (done % self.every and done != rounds):
@@ -129,10 +147,13 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Trains for a number of rounds on this backend. :func:`mixfed.run` says what the arguments mean."""
-    populations, sources = _by_name(data, CLIENTS), _by_name(central, CENTRE)
     evaluation = evaluation or Evaluation()
+    check_settings(algorithm, schedule, rounds, evaluation.every)
+    populations, sources = by_name(data, CLIENTS), by_name(central, CENTRE)
     sizes = {name: len(population) for name, population in populations.items()}
-    _check(algorithm, populations, schedule, rounds, evaluation)
+    warnings = check_data(algorithm, populations, sources, evaluation.tests(), schedule)
+    for sentence in warnings.values():
+        _log.warning(sentence)
     policy = Policy(algorithm, schedule, sizes, seed)
     saved = checkpoints.resume(seed=seed, rounds=rounds, every=evaluation.every) if checkpoints and resume else None
     if saved:
@@ -172,6 +193,7 @@ def train(
         progress.diagnostics,
         progress.state,
         backend.clients(),
+        list(warnings.values()),
     )
 
 
@@ -195,32 +217,3 @@ def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -
     progress.dropped += len(outcome.dropped)
     progress.round += 1
     return len(steps)
-
-
-def _by_name(given: Any, name: str) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return dict(given) if isinstance(given, Mapping) else {name: given}
-
-
-def _check(
-    algorithm: Algorithm,
-    populations: Mapping[str, FederatedData],
-    schedule: Schedule,
-    rounds: int,
-    evaluation: Evaluation,
-) -> None:
-    """Refuses a run that cannot work before it begins."""
-    if rounds < 1 or evaluation.every < 1:
-        raise InputError("The number of rounds and the evaluation interval must be at least 1.")
-    if torch.is_inference_mode_enabled():
-        raise InputError("Nothing can be trained inside torch.inference_mode(); call run outside of it.")
-    joining = schedule.joining
-    if joining and joining.round >= rounds:
-        raise InputError(f"A device that joins after {joining.round} rounds never joins a run of {rounds}.")
-    for source in algorithm.batching:
-        if source not in populations:
-            raise InputError(f"The algorithm {algorithm.name} trains on clients '{source}', and the run has none.")
-        populations[source].require_no_empty_clients()
-        schedule.check(source, populations[source], algorithm.lateness.buffer)
-        check_compatible(algorithm.model, populations[source], f"the examples of '{source}'")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.core import tree
+from mixfed.core.device import usable_device
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch, Criterion
 from mixfed.errors import InputError
@@ -66,7 +67,8 @@ class Model:
             raise InputError(f"The buffer policy is '{buffers}'; choose average, private or server.")
         if dtype not in (torch.float32, torch.float64, torch.bfloat16):
             raise InputError(f"Models train in float32, float64 or bfloat16, not in {dtype}.")
-        self.device = torch.device(device)
+        _check_given(module, criterion)
+        self.device = usable_device(device)
         self.dtype = dtype
         self.criterion = criterion
         self.buffer_policy: Buffers = buffers
@@ -206,6 +208,19 @@ class _Swap:
         for name, tensor in tensors.items():
             for store, leaf in self.places[name]:
                 store[leaf] = tensor
+
+
+def _check_given(module: nn.Module, criterion: Criterion) -> None:
+    if not isinstance(module, nn.Module):
+        kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise InputError(f"A model takes a network, which is an object of torch.nn.Module, and not {kind}.")
+    of_torch = getattr(criterion, "__module__", "").startswith("torch.nn")
+    if of_torch or not callable(criterion):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise InputError(
+            f"A criterion takes outputs and a batch and gives a loss for each example, which {name} does not; take"
+            " mixfed.cross_entropy, mixfed.binary_cross_entropy or mixfed.squared_error, or write such a function."
+        )
 
 
 def _default_forward(module: nn.Module) -> Forward:

@@ -151,6 +151,17 @@ def adagrad(
     return Optimizer("adagrad", learning_rate, init, direction, decay)
 
 
+def given(optimizer: Optimizer | None, what: str) -> Optimizer:
+    """The optimizer that a user gave, or SGD with rate 1, which takes a change as it is."""
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise InputError(
+            f"{what} is one of mixfed, such as mixfed.sgd(0.1) or mixfed.adam(1e-3), and not a {kind}, because its"
+            " memory has to travel and to be saved."
+        )
+    return sgd(1.0) if optimizer is None else optimizer
+
+
 def with_rate(optimizer: Optimizer, learning_rate: float) -> Optimizer:
     """The same rule with another learning rate."""
     return replace(optimizer, learning_rate=learning_rate)

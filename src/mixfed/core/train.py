@@ -11,7 +11,7 @@ from torch import Tensor
 from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.model import IDLE, Loss, Model
-from mixfed.core.optim import Optimizer
+from mixfed.core.optim import Optimizer, given
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
@@ -76,6 +76,16 @@ class LocalTrainer:
     loss: Loss | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, Model):
+            raise InputError(
+                f"A trainer takes a mixfed.Model, such as mixfed.Model(network, mixfed.cross_entropy), and not a"
+                f" {type(self.model).__name__}."
+            )
+        given(self.optimizer, "The optimizer of a trainer")
+        if not isinstance(self.batching, Batching):
+            raise InputError(
+                f"A trainer takes a mixfed.Batching, such as mixfed.Batching(10, epochs=1), not {self.batching!r}."
+            )
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
 

@@ -74,6 +74,9 @@ def validate(arrays: Arrays, offsets: Rows | None = None, names: NDArray[Any] | 
 def _validate_field(name: str, array: NDArray[Any]) -> None:
     if not isinstance(name, str) or not name or name[0] == "." or any(mark in name for mark in "/\\:\0"):
         raise InputError(f"{name!r} is no field name; use a word such as 'x', without '/', '\\' or ':'")
+    if array.dtype.kind in "US":
+        told = f"field '{name}' has text in it ({array.dtype}); encode it as numbers first, such as with"
+        raise InputError(f"{told} numpy.unique(…, return_inverse=True)")
     if array.dtype.kind not in "biufc":
         raise InputError(f"field '{name}' has type {array.dtype}; encode it as numbers first")
     if array.ndim == 0:

@@ -18,6 +18,7 @@ from mixfed import rng
 from mixfed.algorithms.baselines import local_only
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
+from mixfed.core.loop import Evaluate
 from mixfed.core.model import Model
 from mixfed.core.optim import adam
 from mixfed.core.private import PrivateStore
@@ -27,7 +28,7 @@ from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import answers, area
-from mixfed.evaluate.personal import Evaluate, models
+from mixfed.evaluate.personal import models
 from mixfed.models.networks import mlp
 from mixfed.models.parts import Parts, adversary
 

@@ -14,6 +14,7 @@ from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Algorithm, Personal
 from mixfed.core.backend import RemoteClients
 from mixfed.core.batches import gather
+from mixfed.core.loop import OnSets
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
@@ -52,7 +53,7 @@ def evaluator(
     *,
     personal: Personal | None = None,
     batch_size: int = 1024,
-) -> Callable[[Params, PrivateStore], dict[str, float]]:
+) -> OnSets:
     """A function that evaluates parameters on the data; with several sets, each by name: ``accuracy_chat``.
 
     A set named "" gives plain names. With ``personal`` clients have models of their own: the metrics are the mean over
@@ -73,7 +74,7 @@ def evaluator(
         measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
         return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
 
-    return evaluate
+    return OnSets(evaluate, sets)
 
 
 def _measure_all(

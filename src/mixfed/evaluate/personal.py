@@ -8,8 +8,7 @@ their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Algorithm, Personal, Private
 from mixfed.core.backend import Question, RemoteClients
+from mixfed.core.loop import Evaluate, OnSets
 from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
@@ -26,9 +26,6 @@ from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import Figures, answers, measure
-
-Evaluate = Callable[[Params, Any], dict[str, float]]
-"""Metrics of parameters, given what the backend shows of the clients."""
 
 
 def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:
@@ -41,13 +38,14 @@ def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:
     return privates
 
 
-def combined(*evaluations: Evaluate) -> Evaluate:
+def combined(*evaluations: Evaluate) -> OnSets:
     """Several evaluations as one."""
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
         return {name: value for each in evaluations for name, value in each(params, privates).items()}
 
-    return evaluate
+    told = [each.sets for each in evaluations if isinstance(each, OnSets)]
+    return OnSets(evaluate, {name: data for sets in told for name, data in sets.items()})
 
 
 def local_test(
@@ -58,7 +56,7 @@ def local_test(
     clients: ArrayLike | None = None,
     name: str = "local",
     on: str = "test",
-) -> Evaluate:
+) -> OnSets:
     """Each client's own model on the client's own test examples, every example counting the same.
 
     A client that has not trained yet uses the common model. ``clients`` limits the test to some. Clients that are
@@ -84,12 +82,12 @@ def local_test(
             found = figures.result()
         return {f"{metric}_{name}": value for metric, value in found.items()}
 
-    return evaluate
+    return OnSets(evaluate, {name: pooled})
 
 
 def new_test(
     algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "new"
-) -> Evaluate:
+) -> OnSets:
     """The mean of the outputs of all clients' models, on examples of which the device is not known."""
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
@@ -98,12 +96,12 @@ def new_test(
             figures.add(outputs, batch)
         return {f"{metric}_{name}": value for metric, value in figures.result().items()}
 
-    return evaluate
+    return OnSets(evaluate, {name: data})
 
 
 def averaged_test(
     algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "averaged"
-) -> Evaluate:
+) -> OnSets:
     """One model with the mean of the weights of all clients' models, on examples of which the device is not known."""
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
@@ -111,7 +109,7 @@ def averaged_test(
         found = measure(algorithm.model, mean, data, metrics)
         return {f"{metric}_{name}": value for metric, value in found.items()}
 
-    return evaluate
+    return OnSets(evaluate, {name: data})
 
 
 def models(

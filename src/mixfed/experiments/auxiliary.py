@@ -10,6 +10,7 @@ from mixfed import rng
 from mixfed.algorithms.fair import Minimax
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import gather
+from mixfed.core.loop import Evaluate
 from mixfed.core.model import Forward
 from mixfed.core.train import LocalTrainer
 from mixfed.data.batch import Criterion
@@ -17,7 +18,6 @@ from mixfed.data.scenario import Scenario
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError, explained
 from mixfed.evaluate.fairness import adversary_test, postfit_test
-from mixfed.evaluate.personal import Evaluate
 from mixfed.experiments.recipe import Recipe
 from mixfed.models.parts import first_only, summed, with_auxiliary
 

@@ -37,7 +37,7 @@ from mixfed.experiments.auxiliary import adversary_tests, against_adversary, bes
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
-from mixfed.experiments.schema import parameters, shortened
+from mixfed.experiments.schema import parameters
 from mixfed.models import MODELS
 from mixfed.models.weights import load_weights
 from mixfed.transforms.rows.exchange import exchange_rows
@@ -214,7 +214,7 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         forward=forward,
         buffers=section.buffers,
         dtype=getattr(torch, section.dtype),
-        device=usable_device(recipe.device),
+        device=recipe.device,
     )
     check_compatible(model, scenario.test, "the test examples")
     if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
@@ -253,7 +253,7 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
     if {"parity_gap", "odds_gap"} & set(metrics) and "protected" not in scenario.test.arrays:
         raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
     parts = {"" if n == "all" else n: _part(on, scenario, n) for n in sets if n in ("all", "clients", "centre")}
-    found = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
+    found: list[Evaluate] = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
     last = len(scenario.clients) - 1
     for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
         if name in sets:
@@ -312,14 +312,3 @@ def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
             f" set data.own_{recipe.evaluate.on} to a share above 0."
         )
     return scenario.own[recipe.evaluate.on]
-
-
-def usable_device(name: str) -> torch.device:
-    """The device, if this machine has it."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # PyTorch raises another class for almost every device that is not there
-        why = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-        raise InputError(f"The device '{shortened(name)}' cannot be used here: {shortened(why, 200)}.") from error
-    return device

@@ -167,8 +167,17 @@ def suggestion(word: str, choices: Sequence[str]) -> str:
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
-    """The most similar of the choices."""
+    """The most similar of the choices; a key that the last word abbreviates ('lr') is more similar than any other."""
+    section, dot, last = word[:200].rpartition(".")
+    for choice in choices:
+        if choice.startswith(section + dot) and _initials(choice.rpartition(".")[2]) == last:
+            return choice
     return difflib.get_close_matches(word[:200], choices, n=1, cutoff=0.0)[0]
+
+
+def _initials(name: str) -> str:
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else ""
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -25,7 +25,7 @@ from mixfed.algorithms.feddle.fallbacks import (
 )
 from mixfed.algorithms.feddle.guidance import Guide, Head, Merged, Objective, head_of
 from mixfed.core import optim, tree
-from mixfed.core.algorithm import CENTRE, Algorithm, Reply, Server, State
+from mixfed.core.algorithm import CENTRE, Algorithm, AtCentre, Reply, Server, State
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.storage import Place
 from mixfed.core.train import LocalTrainer
@@ -139,9 +139,16 @@ def feddle(
         uploads="each",
         lateness=replace(base.lateness, late="use"),
         rows=replace(base.rows, untouched_stay=False),
+        centre=_at_centre(search, base),
         restore=restore,
         diagnostics=diagnostics,
     )
+
+
+def _at_centre(search: Search, base: Algorithm) -> AtCentre:
+    """The search goes by the task's labels in-domain only, and finds nothing beyond what clients have sent."""
+    judged = (CENTRE,) if search.active and search.objective == "in_domain" else ()
+    return AtCentre(judged or base.centre.judged, guides_only=not base.centre.judged)
 
 
 def _without_atlas(state: State) -> State:
