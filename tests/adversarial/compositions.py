@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import mixfed as mf
-from mixfed.transforms import compress, quantize, top_k
+from mixfed.transforms import bounded, compress, quantize, top_k
 from mixfed.transforms.rows.exchange import exchange_rows
 from tests.adversarial.trial import Trial, Wrong, refusal
 from tests.problems import blobs, small_mlp, small_table
@@ -47,6 +47,8 @@ TRANSFORMS: dict[str, Transform] = {
     "everything global": Transform(lambda a: mf.local_global(a, lambda name: True), identity=True),
     "head global": Transform(lambda a: mf.local_global(a, head)),
     "head global after a warm start": Transform(lambda a: mf.local_global(a, head, warm_start=2)),
+    "a bound that nobody reaches": Transform(lambda a: bounded(a, 1e6), identity=True),
+    "a bound": Transform(lambda a: bounded(a, 0.5)),
     "rows": Transform(exchange_rows, identity=True),
     "rows by touch": Transform(lambda a: exchange_rows(a, by_touch=True)),
     "rows in place": Transform(lambda a: exchange_rows(a, in_place=True), identity=True),
@@ -100,6 +102,10 @@ def case(trial: Trial) -> str:
     rounds: list[int] = []
     try:
         whole = train(made, callbacks=[lambda record: rounds.append(record.round)])
+    except mf.RunStopped as error:
+        if "a bound" not in chosen:
+            raise Wrong(f"stopped: {error}") from error
+        return refusal(error)
     except mf.InputError as error:
         if rounds or "cannot train" in str(error):
             raise Wrong(f"built, and refused when it ran: {error}") from error

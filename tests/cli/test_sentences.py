@@ -139,6 +139,7 @@ def test_names_are_shown_as_they_are(name: str, tmp_path: Path, capsys: pytest.C
 
 def test_a_picture_of_an_unknown_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ends in .png, .svg" in refused(capsys, "data", "digits", "--plot", tmp_path / "x.nosuch")
+    assert "it is a folder" in refused(capsys, "data", "digits", "--plot", "/")
     here("data", "digits", "--plot", tmp_path / "plain")
     assert (tmp_path / "plain").read_bytes().startswith(b"\x89PNG")
 

@@ -1,7 +1,8 @@
 """Aggregation: weighted sums of uploads, which threads, processes and networks share.
 
 Three operations: ``add`` an upload (or the mean of several), ``merge`` two sums, and the ``result``, which is a reply.
-Nothing here looks into a single update: whether its numbers are finite is checked where it is made, on the client.
+Nothing here looks into a single update: whether its numbers are finite and its norm is within a bound is checked where
+it is made, on the client.
 """
 
 from __future__ import annotations

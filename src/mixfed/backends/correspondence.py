@@ -6,6 +6,7 @@ What carries the bytes is another's business: calls within this process (:mod:`m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from mixfed.backends import wire
 from mixfed.backends.aggregate import WeightedSum, in_order, single
 from mixfed.backends.messages import Messages
 from mixfed.backends.runtime import for_every_table
-from mixfed.backends.work import is_finite
+from mixfed.backends.work import fits, norm_of
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Message, Reply, Upload
 from mixfed.core.backend import Collected, Question, Run
@@ -53,6 +54,7 @@ class Correspondence:
         self.device = run.algorithm.model.device
         self.wire_down = self.wire_up = self.frames_down = self.frames_up = 0
         self._ids: dict[tuple[str, int], Params] = {}
+        self._norms: dict[tuple[str, int], float] = {}
         self._keepers: set[int] = set()
         self._common: dict[str, tuple[int, bytes]] = {}
         self.messages = {source: Messages("device", self.device) for source in run.algorithm.batching}
@@ -125,7 +127,7 @@ class Correspondence:
         return letter
 
     def read(self, source: str, client: int, number: int, answer: bytes, *, wanted: bool = True) -> Upload | None:
-        """The upload in an answer; None where a number in it is not finite, or where it is not wanted.
+        """The upload in an answer; None where it is not finite, or beyond the bound, or not wanted.
 
         An answer that is no upload of this model is refused.
         """
@@ -139,25 +141,30 @@ class Correspondence:
                 self.wire_up += len(answer)
                 self.frames_up += wire.overhead(trees)
                 self.ledger.bytes_up += tree.nbytes(trees.get("values", {}))
-            if told["finite"] and source == CLIENTS and told["own_bytes"]:
+            if told["sent"] and source == CLIENTS and told["own_bytes"]:
                 self._keepers.add(client)
                 self.ledger.bytes_once = int(told["own_bytes"]) * len(self._keepers)
-            if not told["finite"] or not wanted:
+            if wanted:
+                self._norms[source, number] = float(told["norm"])
+            if not told["sent"] or not wanted:
                 return None
             values = self.algorithm.decoded(trees["values"])
             sent = {t: len(leaves[t]) for leaves in values.values() for t in leaves if t in ids}
             upload = Upload(values, trees["weight"], {t: x[: sent[t]] for t, x in ids.items()})
         self._check_shapes(upload)
-        return upload if bool(is_finite(upload, {})) else None
+        norm = self._norms[source, number] = norm_of(upload, {})
+        return upload if fits(norm, self.algorithm.bound) else None
 
     def collected(self, jobs: Jobs, uploads: Mapping[int, Upload | None]) -> Collected:
         """The replies of jobs, from their uploads by number; the smallest client is added first."""
         replies: list[Reply] = []
         dropped: list[int] = []
+        norms: dict[int, float] = {}
         for round, same in jobs.by_round():
             by_client = sorted(zip(same.clients.tolist(), same.numbers.tolist(), strict=True))
             there = {client: upload for client, number in by_client if (upload := uploads[number]) is not None}
             there = self._alike(jobs.source, there)
+            norms |= {client: self._norms.pop((jobs.source, number), math.nan) for client, number in by_client}
             dropped += [client for client, _ in by_client if client not in there]
             total, each = WeightedSum(), []
             for client, upload in there.items():
@@ -171,7 +178,7 @@ class Correspondence:
                 sent = self.messages[jobs.source].of(round)
                 made = [replace(reply, message=sent) for reply in made]
             replies += made
-        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped)
+        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped, norms)
 
     def forget(self, source: str, numbers: Iterable[int]) -> None:
         """Nobody waits for the answers to these jobs any longer."""

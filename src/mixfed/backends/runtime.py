@@ -5,7 +5,7 @@ the common model, central examples and first private parts if there are any, the
 requests are answered:
 
 - ``prepare``: what the device needs of the next message: row ids, how many central examples, which parts it lacks;
-- ``train``: a round's work; the answer has the upload, or says that a number in it is not finite;
+- ``train``: a round's work; the answer has the norm of the update, and the update itself unless the device drops it;
 - ``evaluate``: sums of metrics of the device's own model over its own examples.
 """
 
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from mixfed.backends import wire
-from mixfed.backends.work import as_convolved, bytes_of_own, client_work, is_finite
+from mixfed.backends.work import as_convolved, bytes_of_own, client_work, fits, norm_of
 from mixfed.core.algorithm import Algorithm, Message, Private
 from mixfed.core.batches import Batches, Plan, Sample, plan_device
 from mixfed.core.ledger import Ledger, count_work
@@ -95,14 +95,15 @@ class ClientRuntime:
             cost = self._ledger.cost(self.source, lambda n: self._work(plan, message, private, n))
             batches = plan.client(0, algorithm.model.device)
             upload, private = client_work(algorithm, message, private, batches, self._picked(batches, message))
-            finite = bool(is_finite(replace(upload, values=algorithm.decoded(upload.values)), private))
+            norm = norm_of(replace(upload, values=algorithm.decoded(upload.values)), private)
         told: dict[str, Any] = {
-            "finite": finite,
+            "norm": norm,
+            "sent": fits(norm, algorithm.bound),
             "steps": int(plan.steps.sum()),
             "examples": int(plan.examples.sum()),
             "cost": [cost.base, cost.slope, cost.products],
         }
-        if not finite:
+        if not told["sent"]:
             return wire.pack(told)
         self.privates.put(self.source, self.client, private)
         told["own_bytes"] = bytes_of_own(algorithm, private)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -33,21 +34,48 @@ def client_work(
     return (replace(upload, values=picked.trimmed(upload.values), rows=picked.ids) if picked else upload), private
 
 
-def is_finite(upload: Upload, private: Private, *, batched: bool = False) -> Tensor:
-    """Whether values, weight and private parts are finite; ``batched``: of each client of a chunk.
+def norm_of(upload: Upload, private: Private) -> float:
+    """The norm ‖v‖ of all that a client sends up.
 
-    A sum is finite exactly where all its terms are (and it can hold them), so that one number is looked at.
+    It is not finite where a number in the upload, in its weight or in what the client keeps is not finite.
     """
-    return all_finite({"up": upload.values, "weight": upload.weight, "kept": private}, batched=batched)
+    alone = tree.map_leaves(lambda x: x[None], {"up": upload.values, "weight": upload.weight, "kept": private})
+    return norms_of(Upload(alone["up"], alone["weight"]), alone["kept"])[0]
 
 
-def all_finite(everything: tree.Tree, *, batched: bool = False) -> Tensor:
-    """Whether all numbers of a tree are finite."""
-    sums = [x.reshape(len(x), -1).sum(1) if batched else x.sum() for x in tree.leaves(everything)]
-    if not sums:
-        return torch.tensor(True)
-    dtype = reduce(torch.promote_types, {x.dtype for x in sums})
-    return torch.isfinite(torch.stack([x.to(dtype) for x in sums]).sum(0))
+def norms_of(upload: Upload, private: Private, real: Mapping[str, Tensor] | None = None) -> list[float]:
+    """The same for each client of a chunk; of a table in ``real`` only the rows [clients, n] count that it marks."""
+    norms = _norms(upload, real or {}, lambda x: torch.linalg.vector_norm(x, dim=1))
+    if not bool(torch.isfinite(norms).all()):  # perhaps only the squares are too large
+        norms = torch.where(torch.isfinite(norms), norms, _norms(upload, real or {}, _norm_of_large))
+    # A sum is finite exactly where all its terms are (and it can hold them).
+    sums = [x.reshape(len(x), -1).sum(1) for x in (upload.weight, *tree.leaves(private))]
+    finite = torch.isfinite(torch.stack([x.double() for x in sums]).sum(0))
+    return torch.where(finite, norms, torch.nan).tolist()
+
+
+def fits(norm: float, bound: float | None) -> bool:
+    """Whether an update of this norm may be sent up."""
+    return math.isfinite(norm) and (bound is None or norm <= bound)
+
+
+def _norms(upload: Upload, real: Mapping[str, Tensor], norm: Callable[[Tensor], Tensor]) -> Tensor:
+    parts = [torch.zeros_like(upload.weight, dtype=torch.float64)]
+    for leaves in upload.values.values():
+        for name, x in leaves.items():
+            x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+            if name in real:
+                x = norm(x.flatten(0, 1).flatten(1)).view(x.shape[:2]).masked_fill(~real[name], 0)
+            parts.append(norm(x.reshape(len(x), -1)).double())
+    return norm(torch.stack(parts, 1))
+
+
+def _norm_of_large(x: Tensor) -> Tensor:
+    """‖x‖ of each row, of numbers whose squares may be infinite."""
+    x = x.double()
+    scale = x.abs().sum(1).clamp(min=1)
+    norm: Tensor = torch.linalg.vector_norm(x / scale[:, None], dim=1) * scale
+    return norm
 
 
 def bytes_of_own(algorithm: Algorithm, private: Private) -> int:

@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mixfed.cli.console import sentence, stderr
+from mixfed.core import faults
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.schema import shortened
 
@@ -158,12 +159,14 @@ def told_metrics(metrics: Mapping[str, float], most: int = 2) -> str:
     return "  ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:most])
 
 
-def report_dropped(result: Result) -> None:
-    """Says how many client updates were not finite, if any."""
-    if result.dropped:
-        stderr.print(
-            f"{result.dropped} client updates had a number that is not finite and were dropped.", style="yellow"
-        )
+def report_faults(result: Result) -> None:
+    """Says which clients sent updates that were dropped or absurdly long, if any did."""
+    for told in faults.told(result.faults):
+        stderr.print(told, style="yellow", markup=False, soft_wrap=True)
+    absurd = faults.worst(result.faults)
+    if absurd is not None:
+        bound = faults.suggested_bound(absurd)
+        stderr.print(f"To drop updates as long as these set client.bound={bound:g}.", style="yellow", soft_wrap=True)
 
 
 def say_how_to_go_on(done: str) -> None:

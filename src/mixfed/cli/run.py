@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Interrupts, progress, report_dropped, say_how_to_go_on, shown_on
+from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on, shown_on
 from mixfed.cli.console import stdout
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
@@ -83,7 +83,7 @@ def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, trac
         finally:
             for tracker in trackers:
                 tracker.close()
-    report_dropped(result)
+    report_faults(result)
     if not result.finished:
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
         raise interrupts.exit()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from mixfed.cli.common import Interrupts, begun_on, progress, report_dropped, say_how_to_go_on
+from mixfed.cli.common import Interrupts, begun_on, progress, report_faults, say_how_to_go_on
 from mixfed.experiments.watch import Interrupted, Watch
 
 
@@ -15,7 +15,7 @@ def watching() -> Iterator[Watch]:
     """What several runs report to; an interrupt ends the command with the way to go on."""
     with Interrupts() as interrupts, progress() as bar:
         try:
-            yield Watch(partial(begun_on, bar), report_dropped, interrupts.asked)
+            yield Watch(partial(begun_on, bar), report_faults, interrupts.asked)
         except Interrupted as stop:
             bar.stop()
             say_how_to_go_on(str(stop))

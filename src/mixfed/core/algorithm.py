@@ -246,6 +246,9 @@ class Algorithm:
     secure aggregation and all-reduce; ``"each"`` asks for every client's upload. ``decode`` turns an upload as it
     travelled into the values that are averaged (None: nothing is encoded).
 
+    ``bound`` is the largest norm of an update that a client sends up; it drops a longer one itself, so that the promise
+    of sums stands (None: there is no bound; :func:`mixfed.transforms.bound.bounded` sets it).
+
     ``lateness``, ``own``, ``rows`` and ``centre`` are capabilities, each with defaults that suit a plain algorithm.
 
     ``diagnostics(state)`` are numbers about the last step that are worth a look, recorded for every round with a step.
@@ -264,6 +267,7 @@ class Algorithm:
     batching: Mapping[str, Batching] = field(default_factory=dict)
     uploads: Literal["sum", "each"] = "sum"
     decode: Decode | None = None
+    bound: float | None = None
     lateness: Lateness = field(default_factory=Lateness)
     own: OwnParts = field(default_factory=OwnParts)
     rows: RowWise = field(default_factory=RowWise)

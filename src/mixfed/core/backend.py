@@ -53,10 +53,15 @@ class Reports:
 
 @dataclass(frozen=True)
 class Collected:
-    """The replies of jobs, and the clients whose update had a number that is not finite and was dropped."""
+    """The replies of jobs, the clients whose update was dropped, and the norms of all updates by client.
+
+    A client drops its update where a number in it is not finite (then the norm is not finite either), or where its norm
+    is beyond the algorithm's bound.
+    """
 
     replies: list[Reply]
     dropped: list[int] = field(default_factory=list)
+    norms: dict[int, float] = field(default_factory=dict)
 
 
 class Clients(Protocol):

@@ -22,6 +22,8 @@ def write_atomically(path: Path, *contents: bytes | memoryview) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         _write_into(path, *contents)
         return
+    if not path.name:
+        raise InputError(f"Cannot write {path}: it is a folder.")
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

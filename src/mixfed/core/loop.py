@@ -13,6 +13,7 @@ from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.core.backend import Backend, Run
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.checks import Tests, by_name, check_data, check_settings
+from mixfed.core.faults import Fault
 from mixfed.core.ledger import Ledger
 from mixfed.core.policy import Policy
 from mixfed.core.schedule import Schedule
@@ -60,8 +61,8 @@ class OnSets:
 class Result:
     """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
 
-    ``privates`` is what the backend shows of the clients' private parts. ``warnings`` are sentences about what is
-    likely wrong.
+    ``faults`` are the clients whose updates were ``dropped`` or absurdly long, and how often. ``privates`` is what the
+    backend shows of the clients' private parts. ``warnings`` are sentences about what is likely wrong.
     """
 
     params: Params
@@ -71,6 +72,7 @@ class Result:
     seconds: float
     seed: int
     dropped: int = 0
+    faults: list[Fault] = field(default_factory=list)
     finished: bool = True
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     state: State = field(default_factory=dict)
@@ -189,6 +191,7 @@ def train(
         time.monotonic() - began,
         seed,
         progress.dropped,
+        policy.faults.all(),
         finished,
         progress.diagnostics,
         progress.state,
@@ -214,6 +217,6 @@ def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -
         progress.version += 1
         server.step += 1
     run.ledger.bytes_kept = max(run.ledger.bytes_kept, tree.nbytes(progress.state))
-    progress.dropped += len(outcome.dropped)
+    progress.dropped += sum(map(len, outcome.dropped.values()))
     progress.round += 1
     return len(steps)

@@ -16,20 +16,20 @@ import numpy as np
 
 from mixfed.core.algorithm import Algorithm, Message, Reply
 from mixfed.core.backend import Backend
+from mixfed.core.faults import FEW, Faults, suggested_bound, worst
 from mixfed.core.jobs import JobBook, Jobs, Numbers
 from mixfed.core.schedule import Schedule, sample_cohort
 from mixfed.errors import InputError, RunStopped
 
-FEW = 5
-"""Fewer updates in a row that are not finite do not stop a run, however small its cohorts are."""
-
 
 @dataclass
 class Outcome:
-    """What a round brought: the replies of one step after another, and by source the clients that were dropped."""
+    """What a round brought: the replies of one step after another, and by source the norms of the updates and the
+    clients whose update was dropped."""
 
     steps: list[list[Reply]]
-    dropped: list[tuple[str, int]] = field(default_factory=list)
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    norms: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,6 +59,7 @@ class Policy:
                 " delays, buffer and concurrency."
             )
         self.now = 0.0
+        self.faults = Faults()
         self.books = {source: JobBook(source) for source in algorithm.batching}
         self._this_round = {source: _ThisRound() for source in self.books}
 
@@ -70,21 +71,25 @@ class Policy:
             taken = self._for_a_round(backend, messages, number, version)
         taken = [jobs for jobs in taken if len(jobs)]
         outcome = Outcome([])
-        for replies in self._steps(backend, taken, version, outcome.dropped):
+        for replies in self._steps(backend, taken, version, outcome):
             outcome.steps += [replies] if replies else []
         for jobs in taken:
-            self._stop_if_hopeless(jobs, outcome.dropped, number)
+            dropped = outcome.dropped.get(jobs.source, [])
+            self.faults.note(jobs.source, number, outcome.norms.get(jobs.source, {}), dropped)
+            self._stop_if_hopeless(jobs, dropped, number)
         for book in self.books.values():
             book.end_round()
         return outcome
 
     def tree(self) -> dict[str, Any]:
-        """The time and all jobs in flight as a tree."""
-        return {"now": self.now, "books": {source: book.tree() for source, book in self.books.items()}}
+        """The time, all jobs in flight and the faults so far as a tree."""
+        books = {source: book.tree() for source, book in self.books.items()}
+        return {"now": self.now, "books": books, "faults": self.faults.tree()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes up the jobs of a checkpoint."""
         self.now = float(saved["now"])
+        self.faults.restore(saved["faults"])
         for source, book in self.books.items():
             book.restore(saved["books"][source])
 
@@ -130,15 +135,14 @@ class Policy:
             taken.append(news)
         return _joined(taken)
 
-    def _steps(
-        self, backend: Backend, taken: list[Jobs], version: int, dropped: list[tuple[str, int]]
-    ) -> Iterator[list[Reply]]:
+    def _steps(self, backend: Backend, taken: list[Jobs], version: int, outcome: Outcome) -> Iterator[list[Reply]]:
         """Every population fills a buffer of its own; a step takes the next full one of each that has one."""
 
         def collected(jobs: Jobs, at: int) -> list[Reply]:
             self._take(jobs.source, jobs)
             found = backend.collect(jobs)
-            dropped.extend((jobs.source, client) for client in found.dropped)
+            outcome.dropped.setdefault(jobs.source, []).extend(found.dropped)
+            outcome.norms.setdefault(jobs.source, {}).update(found.norms)
             started = dict(zip(jobs.clients.tolist(), jobs.versions.tolist(), strict=True))
             return [replace(reply, staleness=at - started[reply.clients[0]]) for reply in found.replies]
 
@@ -203,20 +207,32 @@ class Policy:
         waiting = len(book.unreported())
         return len(book) - leaving >= self.sizes[book.source] and (not waiting or (over and not self.schedule.patience))
 
-    def _stop_if_hopeless(self, jobs: Jobs, dropped: Sequence[tuple[str, int]], number: int) -> None:
-        """Stops where as many updates in a row as a cohort has (at least ``FEW``) had a number that is not finite.
+    def _stop_if_hopeless(self, jobs: Jobs, dropped: Sequence[int], number: int) -> None:
+        """Stops where as many updates in a row as a cohort has (at least ``FEW``) were dropped.
 
         A single client with bad data stops nothing, though a step be made of one update; a model that has diverged has
         no good update left.
         """
         book = self.books[jobs.source]
-        bad = np.isin(jobs.clients, [client for source, client in dropped if source == jobs.source])
+        bad = np.isin(jobs.clients, dropped)
         book.bad = book.bad + len(jobs) if bad.all() else int(np.argmin(bad[::-1]))
         if book.bad >= max(FEW, self.schedule.size(jobs.source)):
-            raise RunStopped(
-                f"The last {book.bad} updates of the clients '{jobs.source}' all had a number that is not finite, so"
-                f" the run stopped in round {number + 1}; lower the learning rate or clip the gradients."
+            raise RunStopped(self._hopeless(book, number))
+
+    def _hopeless(self, book: JobBook, number: int) -> str:
+        bound = self.algorithm.bound
+        what = "a number that is not finite" + (f" or a norm beyond the bound of {bound:g}" if bound else "")
+        absurd = worst(self.faults.all())
+        way_out = "lower the learning rate or clip the gradients" + (" or raise the bound" if bound else "")
+        if absurd is not None:
+            way_out = (
+                f"client {absurd.client} of '{absurd.source}' had sent an update {absurd.ratio:.0e} times as long as"
+                f" the median of round {absurd.round}, so bound the norm of updates, at {suggested_bound(absurd):g} say"
             )
+        return (
+            f"The last {book.bad} updates of the clients '{book.source}' all had {what}, so the run stopped in round"
+            f" {number + 1}; {way_out}."
+        )
 
     def _nobody_reports(self, number: int) -> str:
         names = ", ".join(f"'{source}'" for source in self.books)

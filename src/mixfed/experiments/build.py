@@ -40,6 +40,7 @@ from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import parameters
 from mixfed.models import MODELS
 from mixfed.models.weights import load_weights
+from mixfed.transforms.bound import bounded
 from mixfed.transforms.rows.exchange import exchange_rows
 
 
@@ -128,6 +129,8 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
         raise InputError(
             f"rows.by_touch is for clients that exchange rows, and those of {recipe.algorithm} do not: {why}."
         )
+    if recipe.client.bound and algorithm.batching:
+        algorithm = bounded(algorithm, recipe.client.bound)
     clients = scenario.clients
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)

@@ -1,7 +1,7 @@
 """A recipe: one experiment as one TOML file. This module is its schema, with every default.
 
-Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``threads``,
-``chunk``), because TOML has no null.
+Zero means "none" or "choose for me" where a setting may be absent (``steps``, ``epochs``, ``clip``, ``bound``,
+``threads``, ``chunk``), because TOML has no null.
 
 A recipe may have settings that hold only for one algorithm: ``[for.gradient_2way.client] learning_rate = 1.0``, and
 lists of settings to choose from for each, ``[tune.gradient_2way.client] learning_rate = [0.3, 1.0]``
@@ -162,6 +162,13 @@ class Training:
 
 
 @dataclass(frozen=True)
+class ClientTraining(Training):
+    """Local training on clients, which drop an update whose norm is above ``bound`` (0: there is no bound)."""
+
+    bound: float = 0.0
+
+
+@dataclass(frozen=True)
 class Mixing:
     """The mixed loss w_f·f_f + w_c·f_c: the weights of the clients' and of the centre's loss."""
 
@@ -301,7 +308,7 @@ class Recipe:
     model: ModelSection = field(default_factory=ModelSection)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
     theory: Theory = field(default_factory=Theory)
-    client: Training = field(default_factory=Training)
+    client: ClientTraining = field(default_factory=ClientTraining)
     server: Rule = field(default_factory=Rule)
     central: Training = field(default_factory=Training)
     merge: Rule = field(default_factory=Rule)

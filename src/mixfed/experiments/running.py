@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -104,6 +104,7 @@ def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),
         "seed": result.seed,
+        "faults": [asdict(fault) for fault in result.faults],
         "versions": versions(),
     }
 

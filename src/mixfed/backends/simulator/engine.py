@@ -131,15 +131,17 @@ class Simulator:
         found = execute(self.algorithm, parts, self.privates, self.chooser.pool) if parts else []
         replies: list[Reply] = []
         dropped: list[int] = []
+        norms: dict[int, float] = {}
         for part, gathered in zip(parts, found, strict=True):
             self._count_work(part.plan, part.messages[0])
             for message, one in zip(part.messages, gathered, strict=True):
                 self._count(one)
                 self._keep(one, jobs.source)
                 dropped += one.dropped
+                norms |= one.norms
                 made = self._replies(one, jobs.source)
                 replies += [replace(r, message=message) for r in made] if self.algorithm.rows else made
-        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped)
+        return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped, norms)
 
     def discard(self, jobs: Jobs, *, reported: bool) -> None:
         """Forgets these jobs. Clients that reported have trained and keep what is theirs; their uploads are refused."""

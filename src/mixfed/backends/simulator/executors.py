@@ -27,7 +27,7 @@ from mixfed.backends.aggregate import weighted_mean
 from mixfed.backends.simulator import cores
 from mixfed.backends.simulator.factored import InFactors, apart
 from mixfed.backends.simulator.gathered import FactoredLeaves, Gathered, index
-from mixfed.backends.work import as_convolved, client_work, is_finite
+from mixfed.backends.work import as_convolved, client_work, fits, norm_of, norms_of
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Plan
@@ -141,7 +141,7 @@ def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStor
                 part = parts[number]
 
                 def of(message: int, number: int = number) -> Gathered:
-                    return gathered.setdefault((number, message), Gathered(each=algorithm.uploads == "each"))
+                    return gathered.setdefault((number, message), Gathered.by(algorithm))
 
                 who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
                 cannot = f"The {part.how.name} executor cannot run this model"
@@ -177,7 +177,8 @@ def _one_client(algorithm: Algorithm, part: Cohort, unit: slice, privates: Priva
         gathered.count_rows(picked, message.payload)
     upload, private = client_work(algorithm, message, private, batches, picked)
     gathered.upload_bytes += tree.nbytes(upload.values)
-    gathered.add(client, replace(upload, values=algorithm.decoded(upload.values)), private)
+    upload = replace(upload, values=algorithm.decoded(upload.values))
+    gathered.add(client, upload, private, norm_of(upload, private))
 
 
 def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
@@ -235,15 +236,18 @@ def _add_groups(
     groups = [of(int(number)) for number in numbers]
     for gathered, own in zip(groups, members, strict=True):
         gathered.upload_bytes += travelling * len(own)
-    if groups[0].each or not bool(is_finite(upload, private, batched=True).all()):
+    norms = norms_of(upload, private)
+    if groups[0].each or not all(fits(norm, groups[0].bound) for norm in norms):
         for i, client in enumerate(clients):
-            groups[owner[i]].add(client, Upload(index(upload.values, i), upload.weight[i]), index(private, i))
+            one = Upload(index(upload.values, i), upload.weight[i])
+            groups[owner[i]].add(client, one, index(private, i), norms[i])
         return
     weights = torch.zeros(len(numbers), len(clients), dtype=upload.weight.dtype, device=upload.weight.device)
     weights[torch.from_numpy(owner), torch.arange(len(clients))] = upload.weight
     means = {k: {n: weighted_mean(weights, x) for n, x in v.items()} for k, v in upload.values.items()}
     for place, (gathered, own, weight) in enumerate(zip(groups, members, weights.sum(1).tolist(), strict=True)):
         theirs = slice(int(own[0]), int(own[-1]) + 1)
+        gathered.norms |= {clients[i]: norms[i] for i in own}
         gathered.sum.add_mean([clients[i] for i in own], weight, index(means, place))
         gathered.private.append((clients[theirs], index(private, theirs)))
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from mixfed.backends.aggregate import WeightedSum, weighted_mean, wide
 from mixfed.backends.simulator.factored import Factors
-from mixfed.backends.work import all_finite, is_finite
+from mixfed.backends.work import fits, norm_of, norms_of
 from mixfed.core import tree
-from mixfed.core.algorithm import Private, Upload
+from mixfed.core.algorithm import Algorithm, Private, Upload
+from mixfed.core.faults import median
 from mixfed.core.tree import Params
 from mixfed.transforms.rows.select import RowDelivery
 
+SAMPLE = 5
+FAR = 3.0
 FactoredLeaves = dict[str, dict[str, Factors]]
 """Leaves of a chunk's uploads that are in factors, by part and name."""
 
@@ -20,20 +26,28 @@ FactoredLeaves = dict[str, dict[str, Factors]]
 @dataclass
 class Gathered:
     """What clients that were sent the same message did: the sum of their uploads, or the uploads themselves where an
-    algorithm wants ``each``, what they keep, who was dropped, and what it weighs."""
+    algorithm wants ``each``, what they keep, the norms of their updates, who was dropped, and what it weighs."""
 
     each: bool
+    bound: float | None = None
     sum: WeightedSum = field(default_factory=WeightedSum)
     uploads: list[tuple[int, Upload]] = field(default_factory=list)
     private: list[tuple[list[int], Private]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    norms: dict[int, float] = field(default_factory=dict)
     upload_bytes: int = 0
     row_bytes_down: int = 0
     id_bytes: int = 0
 
-    def add(self, client: int, upload: Upload, private: Private) -> None:
-        """Takes what one client did, unless a number in it is not finite."""
-        if not bool(is_finite(upload, private)):
+    @classmethod
+    def by(cls, algorithm: Algorithm) -> Gathered:
+        """Nothing yet, to be gathered as the algorithm wants it."""
+        return cls(algorithm.uploads == "each", algorithm.bound)
+
+    def add(self, client: int, upload: Upload, private: Private, norm: float) -> None:
+        """Takes what one client did, unless a number in it is not finite or its norm is beyond the bound."""
+        self.norms[client] = norm
+        if not fits(norm, self.bound):
             self.dropped.append(client)
             return
         self.private.append(([client], tree.map_leaves(lambda x: x[None], private)))
@@ -57,13 +71,18 @@ class Gathered:
         """
         factors, share = factors or {}, upload.weight / upload.weight.sum()
         means = {k: {n: wide(x.weighted_sum(share)) for n, x in v.items()} for k, v in factors.items()}
-        finite = is_finite(upload, private, batched=True).all()
-        if self.each or not bool(finite & all_finite(means)):
+        real = picked.real() if picked else None
+        norms = norms_of(upload, private, real)
+        seen = self._add_factors(norms, factors, means)
+        if self.each or not seen or not all(fits(norm, self.bound) for norm in norms):
             values = {k: v | {n: x.dense() for n, x in factors.get(k, {}).items()} for k, v in upload.values.items()}
+            norms = norms_of(Upload(values, upload.weight), private, real) if factors else norms
             for i, client in enumerate(clients):
                 one = Upload(index(values, i), upload.weight[i])
-                self.add(client, one if picked is None else picked.with_rows(one, values, i), index(private, i))
+                one = one if picked is None else picked.with_rows(one, values, i)
+                self.add(client, one, index(private, i), norms[i])
             return
+        self.norms |= dict(zip(clients[:seen], norms[:seen], strict=True))
         self.private.append((list(clients), private))
         values = upload.values
         if picked is not None:
@@ -77,6 +96,21 @@ class Gathered:
         mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
         self.sum.add_mean(clients, float(upload.weight.sum()), {k: v | means.get(k, {}) for k, v in mean.items()})
 
+    def _add_factors(self, norms: list[float], factors: FactoredLeaves, means: Mapping[str, Params]) -> int:
+        """Adds what is in factors to the norms of a chunk: of how many clients, the first ones.
+
+        A few are enough where there is no bound. If the mean is much longer than they are, somebody's update is absurd,
+        or not finite: then none is told here, so that all are looked at.
+        """
+        leaves = [x for part in factors.values() for x in part.values()]
+        if not leaves:
+            return len(norms)
+        seen = len(norms) if self.bound is not None else min(len(norms), SAMPLE)
+        squares = torch.stack([x.first(seen).squares() for x in leaves]).sum(0).clamp(min=0).tolist()
+        norms[:seen] = [math.hypot(norm, math.sqrt(square)) for norm, square in zip(norms, squares, strict=False)]
+        longest = norm_of(Upload(dict(means), torch.ones(())), {})
+        return seen if longest <= FAR * (median(norms[:seen]) or norms[0]) else 0
+
     def count_rows(self, picked: RowDelivery, payload: dict[str, Params]) -> None:
         """Counts the rows that went down, and the ids that asked for them."""
         self.row_bytes_down += picked.bytes_of_rows(payload)
@@ -88,6 +122,7 @@ class Gathered:
         self.uploads += other.uploads
         self.private += other.private
         self.dropped += other.dropped
+        self.norms |= other.norms
         self.upload_bytes += other.upload_bytes
         self.row_bytes_down += other.row_bytes_down
         self.id_bytes += other.id_bytes

@@ -79,6 +79,11 @@ class RowDelivery(RowRequest):
         }
         return shared(self.tables, values), picked
 
+    def real(self) -> dict[str, Tensor]:
+        """By table, which of a chunk's rows [clients, n] a client really needed; the others are padding."""
+        marked = {t: torch.zeros(rows.numel(), dtype=torch.bool, device=rows.device) for t, rows in self.rows.items()}
+        return {t: mark.index_fill_(0, self.flat[t], True).view(self.rows[t].shape) for t, mark in marked.items()}
+
     def with_rows(self, upload: Upload, values: Trees, number: int) -> Upload:
         """One client's upload out of a chunk's values, without padding."""
         ids = {t: i[self.owner[t] == number] for t, i in self.ids.items()}

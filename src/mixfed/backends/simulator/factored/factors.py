@@ -51,6 +51,11 @@ class Factors:
     def __len__(self) -> int:
         return len(self.share)
 
+    def first(self, count: int) -> Factors:
+        """Those of the first clients."""
+        pairs = tuple(Pairs(inputs[:count], gradients[:count]) for inputs, gradients in self.pairs)
+        return Factors(self.shared, self.share[:count], pairs, self.coefficients[:count])
+
     def dense(self) -> Tensor:
         """The matrices themselves: [clients, out, in]."""
         like = self.shared[0]
