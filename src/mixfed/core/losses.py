@@ -48,11 +48,3 @@ def of_following(outputs: Tensor, batch: Batch) -> Tensor:
             f"An example has the label {int(wrong)}, and the model scores the items 0 to {outputs.shape[1] - 1} only."
         )
     return outputs.gather(1, ids)
-
-
-CRITERIA = {
-    "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared_error": squared_error,
-    "hinge": hinge,
-}

@@ -12,7 +12,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ examples leave alone."""
 
 Loss = Callable[[Params, Batch], Tensor]
 Forward = Callable[[nn.Module, Batch], Any]
-Buffers = Literal["average", "private", "server"]
+Buffers = Literal["average", "private", "server", "frozen"]
 
 
 class Model:
@@ -39,10 +40,12 @@ class Model:
 
     ``criterion(outputs, batch)`` gives one loss per example; ``forward(module, batch)`` says how the module is called.
     ``trainable`` picks parameters by name (left out: all that require a gradient); the others are frozen, stay in the
-    module and never travel. Float buffers (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them
-    down and averages what comes up, "private" keeps each client's own on the client, "server" sends the server's down
-    and discards the clients'. Integer buffers are never averaged and never travel: every call finds them as they are in
-    the module given here.
+    module and never travel. Patterns in ``frozen`` (``"body.*"``) freeze parameters and float buffers alike.
+
+    Float buffers (BatchNorm's statistics) follow the policy ``buffers``: "average" sends them down and averages what
+    comes up, "private" keeps each client's own on the client, "server" sends the server's down and discards the
+    clients', "frozen" leaves them as they are. A BatchNorm with frozen statistics uses them in training too. Integer
+    buffers are never averaged and never travel: every call finds them as they are in the module given here.
 
     ``tables`` names the parameters that are only looked up by ids, with the fields of the examples that hold these ids
     (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
@@ -58,13 +61,14 @@ class Model:
         *,
         forward: Forward | None = None,
         trainable: Callable[[str], bool] | None = None,
+        frozen: Sequence[str] = (),
         buffers: Buffers = "average",
         tables: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
-        if buffers not in ("average", "private", "server"):
-            raise InputError(f"The buffer policy is '{buffers}'; choose average, private or server.")
+        if buffers not in get_args(Buffers):
+            raise InputError(f"The buffer policy is '{buffers}'; choose average, private, server or frozen.")
         if dtype not in (torch.float32, torch.float64, torch.bfloat16):
             raise InputError(f"Models train in float32, float64 or bfloat16, not in {dtype}.")
         _check_given(module, criterion)
@@ -75,7 +79,11 @@ class Model:
         self._forward: Forward = forward or _default_forward(module)
         self.stochastic: bool | None = draws_by_layers(module) or None  # None: not known before the first training pass
         self._watched = False
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        frozen_names = _frozen(module, frozen, buffers)
+        self._resting = frozenset(
+            name for name in _batch_norms(module) if f"{name}.running_mean".lstrip(".") in frozen_names
+        )
+        self.has_batch_norm = any(name not in self._resting for name in _batch_norms(module))
         self.has_convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.momentum is None for m in module.modules()):
@@ -86,16 +94,16 @@ class Model:
 
         master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
         chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
-        initial = {n: p for n, p in master.named_parameters() if chosen(n)}
+        initial = {n: p for n, p in master.named_parameters() if chosen(n) and n not in frozen_names}
         if not initial:
-            raise InputError("No parameter of the module is trainable; check the predicate that picks them.")
+            raise InputError("No parameter of the module is trainable; freeze less of it.")
         for name, parameter in initial.items():
             if not parameter.numel():
                 raise InputError(
                     f"The parameter '{name}' has the shape {list(parameter.shape)}, so it holds nothing to train; give"
                     " every layer a width of at least 1."
                 )
-        statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point()}
+        statistics = {n: b for n, b in master.named_buffers() if b.is_floating_point() and n not in frozen_names}
         self.trainable = tuple(initial)
         self.buffers = tuple(statistics)
         tables = getattr(module, "tables", {}) if tables is None else tables
@@ -165,16 +173,19 @@ class Model:
     def _bound(self, training: bool) -> _Bound:
         copies: dict[bool, _Bound] = self._local.__dict__.setdefault("copies", {})
         if training not in copies:
-            copies[training] = _Bound(self._template, training)
+            copies[training] = _Bound(self._template, training, self._resting)
         return copies[training]
 
 
 class _Bound:
     """A copy of the template's structure (its tensors are shared) whose parameters can be swapped quickly."""
 
-    def __init__(self, template: nn.Module, training: bool) -> None:
+    def __init__(self, template: nn.Module, training: bool, resting: Container[str]) -> None:
         shared = [*template.parameters(), *(b for b in template.buffers() if b.is_floating_point())]
         self.module = copy.deepcopy(template, {id(t): t for t in shared}).train(training)
+        for name, layer in self.module.named_modules():
+            if name in resting:
+                layer.eval()
         names = {id(t): n for n, t in [*self.module.named_parameters(), *self.module.named_buffers()]}
         self._places: dict[str, list[tuple[dict[str, Any], str]]] = defaultdict(list)
         for child in self.module.modules():
@@ -221,6 +232,22 @@ def _check_given(module: nn.Module, criterion: Criterion) -> None:
             f"A criterion takes outputs and a batch and gives a loss for each example, which {name} does not; take"
             " mixfed.cross_entropy, mixfed.binary_cross_entropy or mixfed.squared_error, or write such a function."
         )
+
+
+def _batch_norms(module: nn.Module) -> dict[str, nn.Module]:
+    return {n: m for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+
+
+def _frozen(module: nn.Module, patterns: Sequence[str], buffers: Buffers) -> frozenset[str]:
+    """The names of parameters and float buffers that match a pattern, or are buffers where all of these are frozen."""
+    statistics = [n for n, b in module.named_buffers() if b.is_floating_point()]
+    names = [n for n, _ in module.named_parameters()] + statistics
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            told = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+            raise InputError(f"Nothing in the network is named '{pattern}', so it cannot be frozen; there is {told}.")
+    matched = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return frozenset(matched | set(statistics if buffers == "frozen" else ()))
 
 
 def _default_forward(module: nn.Module) -> Forward:

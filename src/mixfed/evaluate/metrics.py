@@ -44,12 +44,19 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy, **{name: Recall(k) for name, k in RECALLS.items()}}
+Metrics = Sequence[str | Metric]
+"""Metrics by name, and functions of the user's own, each of which has the name of its function."""
+
+
+def name_of(metric: str | Metric) -> str:
+    """What a metric is called in results."""
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
 
 
 def evaluator(
     model: Model,
     data: CentralData | Mapping[str, CentralData],
-    metrics: Sequence[str] = ("loss", "accuracy"),
+    metrics: Metrics = ("loss", "accuracy"),
     *,
     personal: Personal | None = None,
     batch_size: int = 1024,
@@ -57,12 +64,13 @@ def evaluator(
     """A function that evaluates parameters on the data; with several sets, each by name: ``accuracy_chat``.
 
     A set named "" gives plain names. With ``personal`` clients have models of their own: the metrics are the mean over
-    the models of all clients that have trained so far.
+    the models of all clients that have trained so far. A metric is a name, or a function of the model's outputs and the
+    batch that gives one number per example; its mean has the function's name.
     """
     if batch_size < 1:
         raise InputError(f"A model is evaluated on batches of at least 1 example, not {batch_size}.")
     for name in metrics:
-        if name not in METRICS:
+        if isinstance(name, str) and name not in METRICS:
             raise InputError(f"There is no metric '{name}'; choose from {', '.join(METRICS)}.")
     sets = dict(data) if isinstance(data, Mapping) else {"": data}
 
@@ -78,7 +86,7 @@ def evaluator(
 
 
 def _measure_all(
-    model: Model, params: Params, sets: Mapping[str, CentralData], metrics: Sequence[str], batch_size: int
+    model: Model, params: Params, sets: Mapping[str, CentralData], metrics: Metrics, batch_size: int
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, data in sets.items():
@@ -88,7 +96,7 @@ def _measure_all(
 
 
 def measure(
-    model: Model, params: Params, data: CentralData, metrics: Sequence[str], batch_size: int = 1024
+    model: Model, params: Params, data: CentralData, metrics: Metrics, batch_size: int = 1024
 ) -> dict[str, float]:
     """The metrics of one model on one set, one large batch at a time."""
     figures = Figures(model, metrics)
@@ -97,9 +105,18 @@ def measure(
     return figures.result()
 
 
-def metric_sums(algorithm: Algorithm, params: Params, data: CentralData, metrics: Sequence[str]) -> dict[str, float]:
-    """What a device answers in a federated evaluation: sums over its own examples."""
-    figures = Figures(algorithm.model, metrics)
+def metric_sums(
+    algorithm: Algorithm,
+    params: Params,
+    data: CentralData,
+    metrics: Sequence[str],
+    own: Mapping[str, Metric] | None = None,
+) -> dict[str, float]:
+    """What a device answers in a federated evaluation: sums over its own examples.
+
+    Names travel, and functions do not: those of the user's ``own`` are on the device by their names.
+    """
+    figures = Figures(algorithm.model, [(own or {}).get(name, name) for name in metrics])
     for batch, outputs in answers(algorithm.model, params, data):
         figures.add(outputs, batch)
     return figures.sums()
@@ -118,8 +135,10 @@ def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1
 class Figures:
     """Metrics over outputs that come batch by batch, from one model or from many."""
 
-    def __init__(self, model: Model, metrics: Sequence[str]) -> None:
-        self.model, self.metrics = model, metrics
+    def __init__(self, model: Model, metrics: Metrics) -> None:
+        self.model, self.metrics = model, [name_of(metric) for metric in metrics]
+        own = {name_of(metric): _of_examples(metric) for metric in metrics if not isinstance(metric, str)}
+        self._functions = EXAMPLE_METRICS | {"loss": model.criterion} | own
         self.examples = 0
         self._totals: dict[str, float] = {}
         self._collected: dict[str, list[NDArray[Any]]] = {"y": [], "scores": [], "protected": []}
@@ -130,7 +149,7 @@ class Figures:
         for name in self.metrics:
             if name in RANKING_METRICS:
                 continue
-            values = self.model.criterion(outputs, batch) if name == "loss" else EXAMPLE_METRICS[name](outputs, batch)
+            values = self._functions[name](outputs, batch)
             self._totals[name] = self._totals.get(name, 0.0) + float(values.double().sum())
         if any(name in RANKING_METRICS for name in self.metrics):
             found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
@@ -150,6 +169,24 @@ class Figures:
         arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
         found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
         return {name: found[name] for name in self.metrics}
+
+
+def _of_examples(metric: Metric) -> Metric:
+    """A metric of the user's own, which must give one number per example."""
+
+    def checked(outputs: Tensor, batch: Batch) -> Tensor:
+        with explained(f"The metric '{name_of(metric)}' fails"):
+            values = metric(outputs, batch)
+        count = len(next(iter(batch.values())))
+        if not isinstance(values, Tensor) or values.shape != (count,):
+            told = list(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            raise InputError(
+                f"The metric '{name_of(metric)}' gives one number for each of {count} examples, as a tensor of that"
+                f" length, not {told}."
+            )
+        return values
+
+    return checked
 
 
 def _wide(outputs: Tensor) -> Tensor:

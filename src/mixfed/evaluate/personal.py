@@ -8,7 +8,7 @@ their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import Figures, answers, measure
+from mixfed.evaluate.metrics import Figures, Metrics, answers, measure, name_of
 
 
 def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:
@@ -51,7 +51,7 @@ def combined(*evaluations: Evaluate) -> OnSets:
 def local_test(
     algorithm: Algorithm,
     data: FederatedData,
-    metrics: Sequence[str] = ("accuracy",),
+    metrics: Metrics = ("accuracy",),
     *,
     clients: ArrayLike | None = None,
     name: str = "local",
@@ -70,7 +70,7 @@ def local_test(
 
     def evaluate(params: Params, privates: PrivateStore | RemoteClients) -> dict[str, float]:
         if isinstance(privates, RemoteClients):
-            found = privates.ask(params, Question(on, metrics, chosen))
+            found = privates.ask(params, Question(on, [name_of(metric) for metric in metrics], chosen))
         elif algorithm.personal is None:
             found = measure(algorithm.model, params, pooled, metrics)
         else:
@@ -85,9 +85,7 @@ def local_test(
     return OnSets(evaluate, {name: pooled})
 
 
-def new_test(
-    algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "new"
-) -> OnSets:
+def new_test(algorithm: Algorithm, data: CentralData, metrics: Metrics = ("accuracy",), *, name: str = "new") -> OnSets:
     """The mean of the outputs of all clients' models, on examples of which the device is not known."""
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
@@ -100,7 +98,7 @@ def new_test(
 
 
 def averaged_test(
-    algorithm: Algorithm, data: CentralData, metrics: Sequence[str] = ("accuracy",), *, name: str = "averaged"
+    algorithm: Algorithm, data: CentralData, metrics: Metrics = ("accuracy",), *, name: str = "averaged"
 ) -> OnSets:
     """One model with the mean of the weights of all clients' models, on examples of which the device is not known."""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
 from mixfed import rng
 from mixfed.algorithms.makers import Setup
@@ -22,22 +26,25 @@ from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.compatible import check_compatible
 from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
 from mixfed.core.loop import Callback, Evaluate, Result
-from mixfed.core.losses import CRITERIA
 from mixfed.core.model import Loss, Model
+from mixfed.core.registry import CRITERIA
 from mixfed.core.regularisers import spreadout_of
 from mixfed.core.schedule import Joining, Late, Schedule
 from mixfed.core.train import LocalTrainer, weighted
+from mixfed.data.batch import Criterion
 from mixfed.data.scenario import Scenario
 from mixfed.data.sources import Source
 from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError, explained
-from mixfed.evaluate.metrics import evaluator, metric_sums
+from mixfed.evaluate.metrics import Metric, evaluator, metric_sums, name_of
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
+from mixfed.experiments import own
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
 from mixfed.experiments.limits import require_room_for_batches
+from mixfed.experiments.methods import find_algorithm
 from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
-from mixfed.experiments.schema import parameters
+from mixfed.experiments.schema import is_own, parameters
 from mixfed.models import MODELS
 from mixfed.models.weights import load_weights
 from mixfed.transforms.bound import bounded
@@ -91,7 +98,8 @@ class Experiment:
     ) -> Backend:
         how = self.recipe.simulator
         if self.recipe.backend == "loopback":
-            return Loopback(self.scenario.own, metric_sums)
+            metrics = {name_of(m): m for m in build_metrics(self.recipe) if not isinstance(m, str)}
+            return Loopback(self.scenario.own, partial(metric_sums, own=metrics))
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
         return Simulator(
@@ -117,7 +125,7 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     scenario = scenario or build_scenario(recipe)
     require_room_for_batches(recipe, scenario)
     model = build_model(recipe, scenario)
-    entry = ALGORITHMS[recipe.algorithm]
+    entry = find_algorithm(recipe.algorithm, {"methods": recipe.methods, "home": recipe.home})
     mixes = _mixes(recipe)
     setup = build_setup(recipe, scenario, model)
     algorithm = entry.make(setup, **recipe.algorithm_options())
@@ -161,8 +169,8 @@ def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
         centre = _trainer(recipe.central, model, "central")
     regulariser = _regulariser(recipe, model)
     if regulariser is not None and not _mixes(recipe):
-        own, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
-        client = replace(client, loss=lambda params, batch: own(params, batch) + common(params, batch))
+        theirs, common = weighted(model.loss, recipe.mixing.w_f), weighted(regulariser, recipe.mixing.w_c)
+        client = replace(client, loss=lambda params, batch: theirs(params, batch) + common(params, batch))
         regulariser = None
     without_centre = {} if scenario.central is None or centre else {"without_centre": _ONLY_REGULARISES}
     return Setup(
@@ -185,6 +193,8 @@ _ONLY_REGULARISES = "the centre has some but is to minimise the regulariser only
 def _mixes(recipe: Recipe) -> bool:
     """Whether the algorithm, or the one that it is built on, minimises a regulariser at the centre."""
     name = recipe.algorithm
+    if name in recipe.methods:
+        return False
     entry = base_of(recipe.algorithm_options().get("base", "fedavg")) if name == "lg_fedavg" else ALGORITHMS[name]
     return entry.mixes
 
@@ -205,16 +215,16 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
     section = recipe.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(recipe.seed, "model"))
-        sizes = _sizes(section, scenario.source, scenario.clients)
-        with explained(f"The network '{section.name}' cannot be built so"):
-            module = MODELS[section.name](**sizes | section.options)
+        make = own.find(section.name, recipe.home, "model.name") if is_own(section.name) else MODELS[section.name]
+        module = _network(make, section, _sizes(make, section, scenario.source, scenario.clients))
     if section.weights:
-        load_weights(module, section.weights)
-    module, criterion, forward = beside_head(recipe, scenario, module, CRITERIA[section.criterion])
+        load_weights(module, own.file_of(section.weights, recipe.home, "model.weights"), section.weights_parts)
+    module, criterion, forward = beside_head(recipe, scenario, module, _criterion(recipe))
     model = Model(
         module,
         criterion,
         forward=forward,
+        frozen=section.frozen,
         buffers=section.buffers,
         dtype=getattr(torch, section.dtype),
         device=recipe.device,
@@ -225,11 +235,43 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
     return model
 
 
-def _sizes(section: ModelSection, source: Source, clients: FederatedData) -> dict[str, int]:
+def _network(make: Callable[..., nn.Module], section: ModelSection, sizes: dict[str, int]) -> nn.Module:
+    """The network, of which a class or function of the user's own may make anything."""
+    what = f"The network '{section.name}' cannot be built so"
+    with explained(what):
+        try:
+            module = make(**sizes | section.options)
+        except TypeError as error:
+            raise InputError(f"{what}: {str(error).rstrip('.')}.") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"'{section.name}' made a {type(module).__name__}, not a torch.nn.Module.")
+    return module
+
+
+def _criterion(recipe: Recipe) -> Criterion:
+    name = recipe.model.criterion
+    criterion: Criterion = (
+        own.load_function(name, recipe.home, "model.criterion") if is_own(name) else CRITERIA[name].load()
+    )
+    return criterion
+
+
+def _outputs(criterion: str, source: Source, labels: NDArray[Any] | None) -> int | None:
+    """How many outputs a model needs: one for each class, or for each number of a label."""
+    if criterion == "cross_entropy" or (is_own(criterion) and source.classes is not None):
+        return source.classes
+    return 1 if criterion != "squared_error" or labels is None else int(np.prod(labels.shape[1:]))
+
+
+def _sizes(
+    make: Callable[..., nn.Module], section: ModelSection, source: Source, clients: FederatedData
+) -> dict[str, int]:
     """What a network needs to know that the data determine."""
+    if "x" not in clients.arrays:
+        return {}
     shape = clients.arrays["x"].shape[1:]
-    wanted = parameters(MODELS[section.name])
-    outputs = 1 if section.criterion != "cross_entropy" else source.classes
+    wanted = parameters(make)
+    outputs = _outputs(section.criterion, source, clients.arrays.get("y"))
     known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
     known["items"] = source.classes
     known["size"] = shape[-1] if shape else None
@@ -252,27 +294,33 @@ def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
 def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Evaluate:
     """The metrics on every set that the recipe names."""
     _refuse_in_one_place(recipe, algorithm)
-    on, metrics, sets = recipe.evaluate.on, recipe.evaluate.metrics, recipe.evaluate.sets
-    if {"parity_gap", "odds_gap"} & set(metrics) and "protected" not in scenario.test.arrays:
+    on, metrics, sets = recipe.evaluate.on, build_metrics(recipe), recipe.evaluate.sets
+    if {"parity_gap", "odds_gap"} & set(recipe.evaluate.metrics) and "protected" not in scenario.test.arrays:
         raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
     parts = {"" if n == "all" else n: _part(on, scenario, n) for n in sets if n in ("all", "clients", "centre")}
     found: list[Evaluate] = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
     last = len(scenario.clients) - 1
     for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
         if name in sets:
-            own = _own(recipe, scenario, name)
-            if not own.sizes(clients).any():
+            theirs = _own(recipe, scenario, name)
+            if not theirs.sizes(clients).any():
                 raise InputError(
                     f"No client of the evaluation set '{name}' has {on} examples of its own; raise their share,"
                     f" data.own_{on}."
                 )
-            found.append(local_test(algorithm, own, metrics, clients=clients, name=name, on=on))
+            found.append(local_test(algorithm, theirs, metrics, clients=clients, name=name, on=on))
     for name, test in (("new", new_test), ("averaged", averaged_test)):
         if name in sets:
             found.append(test(algorithm, _part(on, scenario, "all"), metrics))
     if "adversary" in sets or "postfit" in sets:
         found += adversary_tests(recipe, scenario, algorithm, _own(recipe, scenario, "local"))
     return combined(*found)
+
+
+def build_metrics(recipe: Recipe) -> list[str | Metric]:
+    """The metrics of a recipe: names, and functions of the user's own."""
+    names = recipe.evaluate.metrics
+    return [own.load_function(n, recipe.home, "evaluate.metrics") if is_own(n) else n for n in names]
 
 
 def _part(on: str, scenario: Scenario, name: str) -> CentralData:

@@ -97,7 +97,9 @@ class Data:
     joining: JoiningSection = field(default_factory=JoiningSection)
     options: Table = field(
         default_factory=dict,
-        metadata=options_of("source", lambda: {name: info.load for name, info in SOURCES.items()}),
+        metadata=options_of(
+            "source", lambda: {name: info.load for name, info in SOURCES.items()}, hidden=["folder"], or_own=True
+        ),
     )
 
 
@@ -105,15 +107,20 @@ class Data:
 class ModelSection:
     """The network ``name`` with its own settings; those that the data determine (inputs, outputs) may be left out.
 
-    It starts from the ``weights`` in a file of that path, if there is one (:func:`mixfed.models.weights.load_weights`).
+    ``name`` and ``criterion`` may be of the user's own: ``"net.py:Net"``. The network starts from the ``weights`` in a
+    file of that path, if there is one; ``weights_parts`` says which parts of it do
+    (:func:`mixfed.models.weights.load_weights`). What matches a pattern in ``frozen`` is neither trained nor sent, and
+    with ``buffers = "frozen"`` BatchNorm keeps the statistics that it starts with (:class:`mixfed.core.model.Model`).
     """
 
     name: str = "mlp"
-    criterion: Literal["cross_entropy", "binary_cross_entropy", "squared_error", "hinge"] = "cross_entropy"
+    criterion: str = "cross_entropy"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    buffers: Literal["average", "private", "server"] = "average"
+    buffers: Literal["average", "private", "server", "frozen"] = "average"
     weights: str = ""
-    options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS))
+    weights_parts: dict[str, str] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
+    options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True))
 
 
 @dataclass(frozen=True)
@@ -292,10 +299,12 @@ class Recipe:
     """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric.
 
     ``backend`` is where clients run: in the simulator, or behind bytes as over a network (loopback), which is slower
-    and gives the same numbers.
+    and gives the same numbers. ``home`` is the folder of the recipe's file, where relative paths begin, and ``methods``
+    says where algorithms of the user's own are: ``{"mine": "method.py:mine"}``.
     """
 
     name: str = ""
+    home: str = ""
     title: str = ""
     paper: str = ""
     algorithm: str = "fedavg"
@@ -319,6 +328,7 @@ class Recipe:
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)
+    methods: dict[str, str] = field(default_factory=dict)
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)
 

@@ -71,13 +71,16 @@ class Request:
 
         if self.tuned is not None:
             table = toml.with_tuned(table, self.tuned)
-        algorithm = self._set(table, more).get("algorithm", Recipe.algorithm)
-        return toml.resolve(self._set(toml.chosen(table, algorithm), more))
+        whole = toml.with_short_forms(self._set(table, more))
+        table = table | {"methods": whole["methods"]} if "methods" in whole else table
+        return toml.resolve(self._set(toml.chosen(table, whole.get("algorithm", Recipe.algorithm)), more))
 
     def recipes(self, algorithms: Sequence[str], seeds: Iterable[int]) -> list[Recipe]:
         """The complete recipe with each of the algorithms and seeds, seed by seed."""
-        base = self.base()
-        return [self.on(base, algorithm=name, seed=seed) for seed in seeds for name in algorithms]
+        from mixfed.experiments.methods import with_methods
+
+        base, names = with_methods(self.base(), algorithms)
+        return [self.on(base, algorithm=name, seed=seed) for seed in seeds for name in names]
 
     def _set(self, table: Table, more: Table) -> Table:
         from mixfed.experiments import toml

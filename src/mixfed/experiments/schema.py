@@ -16,21 +16,34 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixfed.errors import InputError
-from mixfed.experiments.signatures import Parameter, parameters_of
+from mixfed.experiments.signatures import Parameter, parameters_of, takes_any_key
 
 T = TypeVar("T")
 Table = dict[str, Any]
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
+Own = Callable[[str, str], Callable[..., Any]]
+"""Finds a function of the user's own by its name (``"file.py:Name"``); a key is told where there is none."""
+
+
+def is_own(name: Any) -> bool:
+    """Whether a name in a recipe is that of something of the user's own."""
+    return isinstance(name, str) and ":" in name
+
+
 def options_of(
-    by: str, choices: Callable[[], Mapping[str, Callable[..., Any]]], hidden: Iterable[str] = ()
+    by: str,
+    choices: Callable[[], Mapping[str, Callable[..., Any]]],
+    hidden: Iterable[str] = (),
+    *,
+    or_own: bool = False,
 ) -> dict[str, Any]:
     """Metadata of the field ``options`` of a section whose key ``by`` names one of ``choices()``.
 
-    Parameters in ``hidden`` are not for recipes to set.
+    Parameters in ``hidden`` are not for recipes to set. With ``or_own`` the key may name a function of the user's own.
     """
-    return {"by": by, "choices": choices, "hidden": frozenset(hidden)}
+    return {"by": by, "choices": choices, "hidden": frozenset(hidden), "or_own": or_own}
 
 
 def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict[str, Parameter]:
@@ -39,9 +52,9 @@ def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict
     return {name: parameter for name, parameter in found.items() if name not in hidden and _expressible(parameter.hint)}
 
 
-def read(cls: type[T], table: Mapping[str, Any], known: Sequence[str] = (), path: str = "") -> T:
+def read(cls: type[T], table: Mapping[str, Any], own: Own, known: Sequence[str] = (), path: str = "") -> T:
     """The dataclass that a table describes, complete with defaults; ``known`` are all keys of the whole recipe."""
-    known = known or keys(cls, table)
+    known = known or keys(cls, table, own)
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     plain, chooser = _fields(cls)
@@ -50,12 +63,12 @@ def read(cls: type[T], table: Mapping[str, Any], known: Sequence[str] = (), path
             section = table.get(item.name, {})
             if not isinstance(section, Mapping):
                 raise InputError(f"'{path}{item.name}' is a section of the recipe, not a single value.")
-            values[item.name] = read(hints[item.name], section, known, f"{path}{item.name}.")
+            values[item.name] = read(hints[item.name], section, own, known, f"{path}{item.name}.")
         elif item.name in table:
             values[item.name] = check(table[item.name], hints[item.name], path + item.name)
     rest = {key: value for key, value in table.items() if key not in {item.name for item in plain}}
     if chooser is not None:
-        values["options"] = _read_options(cls, chooser, values, rest, known, path)
+        values["options"] = _read_options(cls, chooser, values, rest, own, known, path)
     elif rest:
         raise unknown(path + next(iter(rest)), known)
     return cls(**values)
@@ -72,7 +85,7 @@ def read_options(
     return _complete(allowed, given, path)
 
 
-def keys(cls: Any, table: Mapping[str, Any], path: str = "") -> list[str]:
+def keys(cls: Any, table: Mapping[str, Any], own: Own, path: str = "") -> list[str]:
     """Every dotted key that a recipe with these choices may have."""
     found: list[str] = []
     hints = get_type_hints(cls)
@@ -80,11 +93,12 @@ def keys(cls: Any, table: Mapping[str, Any], path: str = "") -> list[str]:
     for item in plain:
         if is_dataclass(hints[item.name]):
             section = table.get(item.name, {})
-            found += keys(hints[item.name], section if isinstance(section, Mapping) else {}, f"{path}{item.name}.")
+            found += keys(hints[item.name], section if isinstance(section, Mapping) else {}, own, f"{path}{item.name}.")
         else:
             found.append(path + item.name)
     if chooser is not None:
-        chosen = _chosen(chooser, table.get(chooser.metadata["by"], _default(cls, chooser)))
+        by = chooser.metadata["by"]
+        chosen = _chosen(chooser, table.get(by, _default(cls, chooser)), own, path + by)
         found += [path + name for name in parameters(chosen, chooser.metadata["hidden"])] if chosen else []
     return found
 
@@ -103,7 +117,7 @@ def write(section: Any) -> Table:
     return table
 
 
-def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any) -> None:
+def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any, own: Own) -> None:
     """After the choice at ``parts`` changed from ``old``, forgets the options that the new choice does not have."""
     for name in parts[:-1]:
         hint = get_type_hints(cls).get(name)
@@ -113,8 +127,11 @@ def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any) -> None:
     plain, chooser = _fields(cls)
     if chooser is None or chooser.metadata["by"] != parts[-1] or table[parts[-1]] == old:
         return
-    chosen = _chosen(chooser, table[parts[-1]])
+    chosen = _chosen(chooser, table[parts[-1]], own, ".".join(parts))
     kept = {item.name for item in plain} | set(parameters(chosen) if chosen else ())
+    if chosen and takes_any_key(chosen):
+        former = _chosen(chooser, old, own, ".".join(parts))
+        kept |= table.keys() - set(parameters(former) if former else ())
     for key in [key for key in table if key not in kept]:
         del table[key]
 
@@ -128,7 +145,7 @@ def check(value: Any, hint: Any, key: str) -> Any:
         return one_of(value, arguments, key)
     if hint in _SCALARS:
         return _scalar(value, hint, key)
-    if origin is dict or hint is dict:
+    if origin in (dict, Mapping) or hint is dict:
         return _mapping(value, arguments, key)
     if hint is Any:
         return value
@@ -195,20 +212,28 @@ def _default(cls: Any, chooser: Field[Any]) -> Any:
     return next(item.default for item in fields(cls) if item.name == chooser.metadata["by"])
 
 
-def _chosen(chooser: Field[Any], name: Any) -> Callable[..., Any] | None:
+def _chosen(chooser: Field[Any], name: Any, own: Own, key: str) -> Callable[..., Any] | None:
     """The function of that name, if it is the name of one."""
+    if chooser.metadata["or_own"] and is_own(name):
+        return own(name, key)
     choices: Mapping[str, Callable[..., Any]] = chooser.metadata["choices"]()
     return choices.get(name) if isinstance(name, str) else None
 
 
-def _read_options(cls: Any, chooser: Field[Any], values: Table, rest: Table, known: Sequence[str], path: str) -> Table:
-    by, choices = chooser.metadata["by"], chooser.metadata["choices"]()
-    name = one_of(values.get(by, _default(cls, chooser)), choices, path + by)
-    allowed = parameters(choices[name], chooser.metadata["hidden"])
-    for key in rest:
-        if key not in allowed:
-            raise unknown(path + key, known)
-    return _complete(allowed, rest, path)
+def _read_options(
+    cls: Any, chooser: Field[Any], values: Table, rest: Table, own: Own, known: Sequence[str], path: str
+) -> Table:
+    by = chooser.metadata["by"]
+    name = values.get(by, _default(cls, chooser))
+    function = _chosen(chooser, name, own, path + by)
+    if function is None:
+        choices = chooser.metadata["choices"]()
+        function = choices[one_of(name, choices, path + by)]
+    allowed = parameters(function, chooser.metadata["hidden"])
+    further = {key: value for key, value in rest.items() if key not in allowed}
+    if further and not takes_any_key(function):
+        raise unknown(path + next(iter(further)), known)
+    return _complete(allowed, rest, path) | further
 
 
 def _complete(allowed: Mapping[str, Parameter], given: Mapping[str, Any], path: str) -> Table:
@@ -256,7 +281,13 @@ def _expressible(hint: Any) -> bool:
         )
     if origin is Literal:
         return True
-    return hint in _SCALARS or (inspect.isclass(origin) and issubclass(origin, Sequence) and arguments[0] in _SCALARS)
+    if origin in (dict, Mapping):
+        return arguments[0] is str
+    return (
+        hint is Any
+        or hint in _SCALARS
+        or (inspect.isclass(origin) and issubclass(origin, Sequence) and arguments[0] in _SCALARS)
+    )
 
 
 def _plain(value: Any) -> Any:

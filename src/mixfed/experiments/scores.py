@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mixfed.errors import InputError
+from mixfed.experiments import own
 from mixfed.experiments.recipe import Recipe
 
 _SMALL_IS_GOOD = ("loss", "parity_gap", "odds_gap")
@@ -18,7 +19,7 @@ _OF_THEIR_OWN = {"adversary": "adversary_auc", "postfit": "postfit_auc"}
 
 def metric_names(recipe: Recipe) -> list[str]:
     """The names of all metrics that a run of the recipe has: each metric on each evaluation set."""
-    metrics, sets = recipe.evaluate.metrics, recipe.evaluate.sets
+    metrics, sets = [own.short(name) for name in recipe.evaluate.metrics], recipe.evaluate.sets
     plain = [name for name in sets if name not in _OF_THEIR_OWN]
     found = [metric if name == "all" else f"{metric}_{name}" for name in plain for metric in metrics]
     return found + [_OF_THEIR_OWN[name] for name in sets if name in _OF_THEIR_OWN]

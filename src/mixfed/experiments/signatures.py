@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from mixfed.deferred import Deferred
+from mixfed.errors import InputError
 
 _OF_PYTHON = ("collections.abc", "typing")
 """Modules from which an annotation's names are imported in earnest."""
@@ -38,17 +39,33 @@ class Parameter:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The annotated parameters of a function or of a class, in their order."""
+    """The parameters of a function or of a class, in their order.
+
+    One without a type, as users write it, has the type of its default, or takes any value.
+    """
     function = inspect.unwrap(function)
     if isinstance(function, Deferred):
         return _read(function.module, function.name)
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    given = inspect.signature(function).parameters.items()
-    return {
-        name: Parameter(hints[name], MISSING if p.default is p.empty else p.default)
-        for name, p in given
-        if name in hints
-    }
+    try:
+        hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except NameError as error:
+        told = getattr(function, "__qualname__", function)
+        raise InputError(f"The types of the parameters of {told} cannot be understood: {error}.") from error
+    found = {}
+    for name, given in inspect.signature(function).parameters.items():
+        if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD):
+            default = MISSING if given.default is given.empty else given.default
+            of_default = type(default) if isinstance(default, bool | int | float | str) else Any
+            found[name] = Parameter(hints.get(name, of_default), default)
+    return found
+
+
+def takes_any_key(function: Callable[..., Any]) -> bool:
+    """Whether a function takes further keyword arguments of any name."""
+    function = inspect.unwrap(function)
+    if isinstance(function, Deferred):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
 
 
 @cache

@@ -25,9 +25,14 @@ def packaged(kind: str) -> dict[str, str]:
 
 
 def recipe_table(recipe: str) -> Table:
-    """The table of a packaged recipe by its name, or of a TOML file by its path; its own settings only."""
-    name, text = _named(recipe, "recipe", packaged("recipes"))
-    return {"name": name} | parse(text, f"The recipe '{name}'")
+    """The table of a packaged recipe by its name, or of a TOML file by its path; its own settings only.
+
+    The folder of a file is the recipe's ``home``, unless it says otherwise.
+    """
+    known = packaged("recipes")
+    name, text = _named(recipe, "recipe", known)
+    place = {} if recipe in known else {"home": str(Path(recipe).resolve().parent)}
+    return {"name": name} | place | parse(text, f"The recipe '{name}'")
 
 
 def study_table(study: str) -> tuple[str, Table]:

@@ -8,36 +8,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.core.registry import CRITERIA
 from mixfed.errors import InputError
 from mixfed.evaluate.registry import METRICS
+from mixfed.experiments import own
 from mixfed.experiments import schema as _schema
+from mixfed.experiments.methods import algorithm_options, find_algorithm, with_methods
 from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
-from mixfed.experiments.schema import Table, shortened
+from mixfed.experiments.schema import Table, is_own, shortened
 from mixfed.experiments.texts import DEEPEST, parse, read_text, recipe_table, value_of
 
 
 def resolve(table: Table) -> Recipe:
     """The complete recipe of a table: every key checked, every default filled in."""
-    recipe = _schema.read(Recipe, chosen(table, table.get("algorithm", Recipe.algorithm)))
-    algorithm_named(recipe.algorithm)
+    table = with_short_forms(table)
+    table = chosen(table, table.get("algorithm", Recipe.algorithm))
+    recipe = _schema.read(Recipe, table, _finder(table))
+    find_algorithm(recipe.algorithm, table)
     given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
     complete = {
-        name: _schema.read_options(algorithm_named(name), options, f"algorithms.{name}.")
+        name: algorithm_options(find_algorithm(name, table), options, f"algorithms.{name}.")
         for name, options in given.items()
     }
+    _named(recipe.model.criterion, CRITERIA, "model.criterion", recipe.home)
     for metric in recipe.evaluate.metrics:
-        _schema.one_of(metric, METRICS, "evaluate.metrics")
+        _named(metric, METRICS, "evaluate.metrics", recipe.home)
     for part in recipe.evaluate.sets:
         _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
     return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
 
 
-def algorithm_named(name: str) -> Any:
-    """The way the algorithm is made, or a sentence with the nearest name."""
-    if name not in ALGORITHMS:
-        raise InputError(f"There is no algorithm '{name}'; {_schema.suggestion(name, list(ALGORITHMS))}")
-    return ALGORITHMS[name].make
+def with_short_forms(table: Table) -> Table:
+    """The table with what stands for more written out: ``algorithm = "method.py:mine"`` is the algorithm ``mine``,
+    and ``methods`` says where it is."""
+    name = table.get("algorithm")
+    if not is_own(name):
+        return table
+    table, (name,) = with_methods(table, [str(name)])
+    return table | {"algorithm": name}
+
+
+def _named(name: str, known: Iterable[str], key: str, home: str) -> None:
+    """Refuses a name that is neither a known one nor that of something of the user's own."""
+    if is_own(name):
+        own.load_function(name, home, key)
+    else:
+        _schema.one_of(name, known, key)
+
+
+def _finder(table: Table) -> _schema.Own:
+    home = _schema.check(table.get("home", ""), str, "home")
+    return lambda name, key: own.find(name, home, key)
 
 
 def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
@@ -48,13 +69,13 @@ def load(recipe: str, above: tuple[str, ...] = ()) -> Table:
     """
     if recipe in above:
         raise InputError(f"The recipe '{recipe}' cannot be the base of itself.")
-    own = recipe_table(recipe)
-    base = own.pop("base", None)
+    given = with_short_forms(recipe_table(recipe))
+    base = given.pop("base", None)
     if base is None:
-        return own
+        return given
     whole = load(_schema.check(base, str, "base"), (*above, recipe))
     table = {key: value for key, value in whole.items() if key not in ("paper", "published")}
-    for parts, value in leaves(own):
+    for parts, value in leaves(given):
         set_key(table, parts, value)
     return table
 
@@ -64,16 +85,16 @@ def chosen(table: Table, algorithm: Any) -> Table:
     table = copy.deepcopy(table)
     table.pop("tune", None)
     name = _schema.check(algorithm, str, "algorithm")
-    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for").get(name, {})):
+    for parts, value in leaves(by_algorithm(table.pop("for", {}), "for", table).get(name, {})):
         set_key(table, parts, value)
     return table
 
 
-def by_algorithm(given: Any, key: str) -> dict[str, Table]:
-    """A part of a recipe that has a table for each of some algorithms."""
+def by_algorithm(given: Any, key: str, table: Table) -> dict[str, Table]:
+    """A part of a recipe (whose whole is ``table``) that has a table for each of some algorithms."""
     tables: dict[str, Table] = _schema.check(given, dict[str, dict[str, Any]], key)
     for name in tables:
-        algorithm_named(name)
+        find_algorithm(name, table)
     return tables
 
 
@@ -84,7 +105,7 @@ def with_tuned(table: Table, file: Path) -> Table:
     if set(given) != {"for"}:
         raise InputError(f"{file} is not a file of tuned settings, which has tables [for.ALGORITHM…] only.")
     table = copy.deepcopy(table)
-    for parts, value in leaves(by_algorithm(given["for"], "for")):
+    for parts, value in leaves(by_algorithm(given["for"], "for", table)):
         set_key(table, ["for", *parts], value)
     return table
 
@@ -126,4 +147,4 @@ def set_key(table: Table, parts: list[str], value: Any) -> None:
             raise InputError(f"'{part}' in '{'.'.join(parts)}' is a single value, not a section of the recipe.")
     old = node.get(parts[-1])
     node[parts[-1]] = value
-    _schema.drop_stale(Recipe, table, parts, old)
+    _schema.drop_stale(Recipe, table, parts, old, _finder(table))

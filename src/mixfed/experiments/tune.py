@@ -25,6 +25,8 @@ import tomli_w
 from mixfed import rng
 from mixfed.errors import InputError
 from mixfed.experiments import toml
+from mixfed.experiments.methods import find_algorithm, with_methods
+from mixfed.experiments.own import short
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import folder_for, write_json, write_text
 from mixfed.experiments.request import Request
@@ -77,13 +79,13 @@ def tune(
 
     Finished runs in the folder are taken as they are.
     """
-    base = request.base()
+    base, algorithms = with_methods(request.base(), algorithms)
     every = grids(base, algorithms, given)
     _refuse(request, on, last, every)
     points = drawn(every, trials)
     recipes = _recipes(request, base, points, seeds, on)
     first = next(iter(recipes.values()))
-    metrics = first.evaluate.metrics or ["accuracy"]
+    metrics = [short(name) for name in first.evaluate.metrics] or ["accuracy"]
     metric = metric or ("accuracy" if "accuracy" in metrics else metrics[0])
     _refuse_equal(recipes)
     for recipe in recipes.values():
@@ -110,9 +112,9 @@ def tune(
 
 def grids(table: Table, algorithms: Sequence[str], given: Iterable[str] = ()) -> dict[str, Grid]:
     """The grid of each algorithm: the recipe's, then ``KEY=V1,V2`` for all and ``ALGORITHM:KEY=V1,V2`` for one."""
-    own = toml.by_algorithm(table.get("tune", {}), "tune")
+    own = toml.by_algorithm(table.get("tune", {}), "tune", table)
     for name in algorithms:
-        toml.algorithm_named(name)
+        find_algorithm(name, table)
     found: dict[str, Grid] = {
         name: {".".join(parts): value for parts, value in toml.leaves(own.get(name, {}))} for name in algorithms
     }

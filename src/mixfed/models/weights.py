@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,14 +12,19 @@ from torch import Tensor, nn
 from mixfed.errors import InputError
 
 
-def load_weights(network: nn.Module, file: str | Path) -> None:
+def load_weights(network: nn.Module, file: str | Path, parts: Mapping[str, str] | None = None) -> None:
     """Puts the weights of a file (.safetensors, or .pth as torch.save writes a state_dict) into the network.
 
     Names and shapes must be the network's, but for the last linear layer: where its shape differs, because the weights
     were trained for other classes, it keeps its fresh start.
+
+    With ``parts`` only the parts of the network whose names begin with one of its keys take their weights from the
+    file, where they begin with the key's value instead: ``{"body.": "encoder."}``. All else keeps its fresh start.
     """
     path = Path(file)
     given, wanted = _read(path), network.state_dict()
+    if parts:
+        wanted, given = _parts(path, wanted, given, parts)
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     head = {name for name in wanted if linear and name.startswith(f"{linear[-1]}.")}
     if any(name in given and given[name].shape != wanted[name].shape for name in head):
@@ -30,7 +36,25 @@ def load_weights(network: nn.Module, file: str | Path) -> None:
     ):
         if names:
             raise InputError(f"The weights in {path} are of another network: the file {told.format(min(names))}.")
-    network.load_state_dict(given)
+    network.load_state_dict(given, strict=not parts)
+
+
+def _parts(
+    path: Path, wanted: dict[str, Tensor], given: dict[str, Tensor], parts: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of the network's and of the file's weights those of the parts, by the network's names."""
+    ours: dict[str, Tensor] = {}
+    theirs: dict[str, Tensor] = {}
+    for inside, outside in parts.items():
+        own = {name: x for name, x in wanted.items() if name.startswith(inside)}
+        if not own:
+            raise InputError(f"No weight of the network begins with '{inside}'; it has {', '.join(wanted)}.")
+        there = {inside + name[len(outside) :]: x for name, x in given.items() if name.startswith(outside)}
+        if not there:
+            raise InputError(f"No weight in {path} begins with '{outside}'; it has {', '.join(given)}.")
+        ours |= own
+        theirs |= {name: x for name, x in there.items() if name in own}
+    return ours, theirs
 
 
 def _read(path: Path) -> dict[str, Tensor]:

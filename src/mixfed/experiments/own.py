@@ -1,0 +1,125 @@
+"""Things of the user's own in a recipe: ``"file.py:Name"``, or ``"package.module:Name"``.
+
+A file is looked for from the recipe's folder, and so are modules that are not installed. Nothing here needs PyTorch;
+what is loaded may.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mixfed.errors import InputError
+from mixfed.experiments.schema import nearest, shortened
+
+
+def short(name: str) -> str:
+    """The name without its place: what a table, a folder or a section of the recipe calls it."""
+    return name.rpartition(":")[2]
+
+
+def find(name: str, home: str, key: str) -> Callable[..., Any]:
+    """The function or class of that name; networks of torchvision and timm have names such as ``timm:resnet18``."""
+    package, _, inside = name.partition(":")
+    if key == "model.name" and package in ("torchvision", "timm"):
+        from mixfed.models.catalogues import CATALOGUES
+
+        return CATALOGUES[package](inside)
+    return load_function(name, home, key)
+
+
+def load(name: str, home: str, key: str) -> Any:
+    """What the name stands for; ``home`` is the recipe's folder, and ``key`` is told where something is wrong."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise InputError(f"'{key}' takes 'file.py:Name' or 'package.module:Name', not '{shortened(name)}'.")
+    module = module_of(place, home, key)
+    if not hasattr(module, attribute):
+        there = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        hint = f"did you mean '{place}:{nearest(attribute, there)}'?" if there else "it defines nothing to call."
+        raise InputError(f"'{key}': {place} has no '{attribute}'; {hint}")
+    return getattr(module, attribute)
+
+
+def load_function(name: str, home: str, key: str) -> Callable[..., Any]:
+    """The same for what is called: a function or a class."""
+    found = load(name, home, key)
+    if not (inspect.isroutine(found) or inspect.isclass(found)):
+        raise InputError(f"'{key}' names a function or a class, and '{name}' is a {type(found).__name__}.")
+    function: Callable[..., Any] = found
+    return function
+
+
+def file_of(path: str, home: str, key: str) -> Path:
+    """A file by its path from the recipe's folder, or inside an installed package: ``"package:path/to/file"``."""
+    package, _, inside = path.rpartition(":")
+    if not package:
+        return Path(home, path)
+    folder = Path(getattr(module_of(package, home, key), "__file__", None) or ".").parent
+    return folder / inside
+
+
+def module_of(place: str, home: str, key: str) -> ModuleType:
+    """The module at a place: a file ending in .py, or a module by its dotted name."""
+    folder = Path(home or ".").resolve()
+    _look_in(folder)
+    if not place.endswith(".py"):
+        return _imported(place, key)
+    file = folder / place
+    if not file.is_file():
+        raise InputError(f"'{key}': there is no file {file}; paths are looked for from the recipe's folder.")
+    return _executed(file, file.stat().st_mtime_ns, key)
+
+
+def _imported(name: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise InputError(
+                f"'{key}': there is no module '{error.name}'; install it, or name a file as in 'file.py:Name'."
+            ) from error
+        raise _broken(name, key, error) from error
+    except Exception as error:  # whatever the user's own code raises
+        raise _broken(name, key, error) from error
+
+
+@cache
+def _executed(file: Path, changed: int, key: str) -> ModuleType:
+    """The module in a file, loaded once for as long as the file is as it was ``changed``."""
+    _look_in(file.parent)
+    name = f"mixfed_own_{file.stem}_{abs(hash(file)):x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"'{key}': {file} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses and pickles look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's own code raises
+        del sys.modules[name]
+        raise _broken(str(file), key, error) from error
+    return module
+
+
+def _look_in(folder: Path) -> None:
+    """Modules beside a recipe, or beside a file of its own, can be imported; installed ones come first."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _broken(place: str, key: str, error: Exception) -> InputError:
+    """A sentence with the line of the user's code at which it failed."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == place]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    where = f" in line {line}" if line else ""
+    told = shortened(" ".join(str(getattr(error, "msg", None) or error).split()), 200).rstrip(".")
+    return InputError(f"'{key}': {place} fails{where} with {type(error).__name__}: {told}.")

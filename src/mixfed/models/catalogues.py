@@ -1,0 +1,64 @@
+"""Networks by name from torchvision and timm: ``torchvision:resnet18``, ``timm:mobilenetv3_small_100``.
+
+Both are extras, imported when a network of theirs is made. They start from random weights; published ones come from a
+file (:mod:`mixfed.models.weights`), so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from mixfed.errors import InputError
+
+
+def from_torchvision(name: str) -> Callable[..., nn.Module]:
+    """What makes torchvision's network of that name, with as many outputs as wanted and the network's own settings."""
+
+    def make(outputs: int, **settings: Any) -> nn.Module:
+        models = _package("torchvision", "torchvision.models")
+        _require(name, "torchvision", models.list_models())
+        network: nn.Module = models.get_model(name, weights=None, num_classes=outputs, **settings)
+        return network
+
+    return make
+
+
+def from_timm(name: str) -> Callable[..., nn.Module]:
+    """What makes timm's network of that name, for so many outputs and channels and with the network's own settings."""
+
+    def make(outputs: int, channels: int = 3, **settings: Any) -> nn.Module:
+        timm = _package("timm", "timm")
+        _require(name, "timm", timm.list_models())
+        network: nn.Module = timm.create_model(
+            name, pretrained=False, num_classes=outputs, in_chans=channels, **settings
+        )
+        return network
+
+    return make
+
+
+CATALOGUES: dict[str, Callable[[str], Callable[..., nn.Module]]] = {
+    "torchvision": from_torchvision,
+    "timm": from_timm,
+}
+
+
+def _package(extra: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f'A network of {extra} needs the package; pip install "mixfed[{extra}]".') from error
+    except Exception as error:  # a build for another PyTorch fails in its own way
+        line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"{extra} does not work here ({line}); install its build for this PyTorch.") from error
+
+
+def _require(name: str, package: str, known: Sequence[str]) -> None:
+    if name not in known:
+        (near,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0) or [""]
+        raise InputError(f"The package {package} has no network '{name}'; did you mean '{package}:{near}'?")
