@@ -92,7 +92,7 @@ def test_own_things_in_a_comparison_that_is_resumed(tmp_path: Path) -> None:
 METHODS = '[methods]\nshortened = "method.py:shortened"\n'
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "vmap", "factored"])
 def test_what_is_frozen_is_neither_trained_nor_sent(tmp_path: Path, executor: str) -> None:
     frozen = experiment(tmp_path, *NET, 'model.frozen=["body.*"]', f"simulator.executor={executor}")
     model, result = frozen.algorithm.model, frozen.run()
