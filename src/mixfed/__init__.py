@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.algorithms.mtl import mtl
     from mixfed.algorithms.registry import ALGORITHMS
+    from mixfed.backends.distributed.engine import Distributed
+    from mixfed.backends.distributed.ranks import join_ranks
     from mixfed.backends.run import run
     from mixfed.backends.simulator.engine import Simulator
     from mixfed.core.algorithm import Algorithm, Message, Reply, Server, Upload
@@ -52,6 +54,8 @@ _HOMES = {
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
     "algorithms.mtl": ["mtl"],
     "backends.simulator.engine": ["Simulator"],
+    "backends.distributed.engine": ["Distributed"],
+    "backends.distributed.ranks": ["join_ranks"],
     "core.batches": ["Batching"],
     "core.checkpoint": ["Checkpoints", "save_params"],
     "core.algorithm": ["Algorithm", "Message", "Reply", "Server", "Upload"],
@@ -83,7 +87,7 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "Search", "feddle", "fed_ft", "feddf", "hfcl",
     "local_global",
     "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel", "mtl",
-    "Simulator", "Batching", "Checkpoints", "save_params",
+    "Simulator", "Distributed", "join_ranks", "Batching", "Checkpoints", "save_params",
     "Algorithm", "Message", "Reply", "Server", "Upload",
     "CentralData", "FederatedData", "load_source", "spread",
     "Dropouts", "HalfNormal", "LogNormal", "Scripted", "SpeedClasses", "Trace",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.mixed import gradient_1way, gradient_2way, parallel
 from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.distributed.engine import Distributed
+from mixfed.backends.distributed.ranks import Ranks
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
@@ -36,6 +39,7 @@ from mixfed.evaluate.metrics import evaluator
 from mixfed.transforms import compress, quantize, top_k
 from mixfed.transforms.rows.exchange import exchange_rows
 from tests.problems import blobs, small_mlp, small_table
+from tests.ranks import on_ranks
 
 FEDERATED, CENTRAL, TEST = blobs()
 ROUNDS = 4
@@ -318,6 +322,30 @@ def test_resumed_over_bytes(row: str, tmp_path: Path) -> None:
     resumed, straight = part(resume=True), plain(row, "loop", "late")
     assert_equal(straight.params, resumed.params)
     assert straight.ledger == resumed.ledger
+
+
+def on_two_ranks(ranks: Ranks) -> dict[tuple[str, str], tuple[Params, dict[str, int]]]:
+    """What this rank's runs learnt, with the private parts of its own clients, and the ledger of each."""
+    found = {}
+    for row, schedule in product(ROWS, SCHEDULES):
+        result = train(ROWS[row].make(), schedule=schedule, backend=Distributed(ranks, "loop", threads=1))
+        found[row, schedule] = learnt(result), result.ledger
+    return found
+
+
+def test_two_ranks_learn_the_same() -> None:
+    """All rows under all schedules in one pair of processes: parameters, private parts and the ledger."""
+    first, second = on_ranks(on_two_ranks)
+    for row, schedule in product(ROWS, SCHEDULES):
+        alone, (ours, ledger), (theirs, _) = plain(row, "loop", schedule), first[row, schedule], second[row, schedule]
+        assert_equal({n: ours[n] for n in alone.params}, {n: theirs[n] for n in alone.params})
+        both, wanted = ours | theirs, learnt(alone)
+        assert both.keys() == wanted.keys(), (row, schedule)
+        for name, x in wanted.items():
+            torch.testing.assert_close(
+                both[name], x, rtol=1e-6, atol=1e-6, msg=lambda m, at=(row, schedule): f"{at} {m}"
+            )
+        assert ledger == alone.ledger, (row, schedule)
 
 
 @every_row

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
+from mixfed.backends.distributed.engine import Distributed, Together
 from mixfed.backends.simulator import Simulator
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.backend import Backend
@@ -36,19 +38,25 @@ def run(
     ``cohort`` and waits for it, unless a ``schedule`` says otherwise (delays, buffer, concurrency, a client that joins
     later). The model is evaluated ``every`` so many rounds and after the last. With ``checkpoints`` the run can be
     resumed at any round and ends bit for bit as if it had never stopped. ``should_stop`` is asked after every round; a
-    run that stops early has ``finished = False``. Clients are simulated in this process, unless a ``backend`` is given.
+    run that stops early has ``finished = False``. Clients are simulated in this process, unless a ``backend`` is given;
+    with :class:`mixfed.Distributed` all ranks call this with the same arguments, and all get the result.
     """
-    return train(
-        algorithm,
-        data,
-        backend or Simulator(),
-        schedule or Schedule(cohort),
-        rounds=rounds,
-        central=central,
-        seed=seed,
-        evaluation=Evaluation(evaluate, every),
-        callbacks=callbacks,
-        checkpoints=checkpoints,
-        resume=resume,
-        should_stop=should_stop,
-    )
+    backend = backend or Simulator()
+    around = Together(evaluate, callbacks, checkpoints, should_stop)
+    ranks = backend.ranks if isinstance(backend, Distributed) else None
+    with ranks.agreed() if ranks else nullcontext():
+        around = around.on(ranks) if ranks else around
+        return train(
+            algorithm,
+            data,
+            backend,
+            schedule or Schedule(cohort),
+            rounds=rounds,
+            central=central,
+            seed=seed,
+            evaluation=Evaluation(around.evaluate, every),
+            callbacks=around.callbacks,
+            checkpoints=around.checkpoints,
+            resume=resume,
+            should_stop=around.should_stop,
+        )

@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from mixfed.core.storage import reserve
 from mixfed.core.tree import Params, map_leaves
 from mixfed.errors import InputError
 
+T = TypeVar("T")
+
 Numbers = NDArray[np.int64]
 _ALIGNED = 16
 
@@ -33,7 +35,13 @@ class PrivateStore:
 
     With a ``folder`` the rows live there on disk, and a checkpoint holds only where each client's row is; without,
     they are in memory and the checkpoint holds them whole.
+
+    Where several processes simulate the clients together, each has a store with those of its own clients. Evaluations
+    ask for the clients that are ``here``, and join ``from_all`` what was found out about them.
     """
+
+    leads: bool = True
+    """Whether this process evaluates what needs no private parts."""
 
     def __init__(self, initial: Callable[[], Private], folder: str | Path | None = None) -> None:
         self._initial = initial
@@ -84,9 +92,17 @@ class PrivateStore:
         """How many of the clients have not kept this part yet."""
         return int(np.sum(~np.isin(clients, self.seen(source, part))))
 
+    def here(self, source: str, clients: Numbers) -> Numbers:
+        """Those of the clients whose private parts are here."""
+        return clients
+
+    def from_all(self, value: T) -> list[T]:
+        """What every process found out about the clients that are there, those with the lowest numbers first."""
+        return [value]
+
     def items(self, source: str) -> Iterator[tuple[int, Private]]:
-        """Every client seen so far, in order, one at a time."""
-        for client in self.seen(source).tolist():
+        """Every client here that was seen so far, in order, one at a time."""
+        for client in self.here(source, self.seen(source)).tolist():
             one = np.array([client])
             stored = {p: t for p, t in self._tables[source].items() if t.has(one)}
             yield client, {p: _first(t.get(one, None)) for p, t in stored.items()}

@@ -6,7 +6,7 @@ better than the one that training knew, the representation only hid the attribut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,19 +115,21 @@ def _view(model: Model, module: nn.Module, forward: Callable[[Any, Batch], Any])
 
 def _each(
     view: Model, algorithm: Algorithm, data: FederatedData, clients: Clients, params: Params, privates: PrivateStore
-) -> Iterator[tuple[Array, CentralData]]:
-    """What these clients' models answer about the clients' own examples."""
+) -> list[tuple[Array, Array]]:
+    """What these clients' models answer about the clients' own examples, and the examples' protected attributes."""
     personal = algorithm.personal or (lambda params, private: params)
+    found = []
     for client, own in models(personal, params, privates, clients):
         mine = CentralData(data.client(client), data.prepare)
-        yield np.concatenate([outputs.cpu().numpy() for _, outputs in answers(view, own, mine)]), mine
+        asked = np.concatenate([outputs.cpu().numpy() for _, outputs in answers(view, own, mine)])
+        found.append((asked, np.asarray(mine.arrays["protected"])))
+    return [one for part in privates.from_all(found) for one in part]
 
 
 def _asked(
     view: Model, algorithm: Algorithm, data: FederatedData, clients: Clients, params: Params, privates: PrivateStore
 ) -> tuple[Array, Array]:
-    found = [(s, mine.arrays["protected"]) for s, mine in _each(view, algorithm, data, clients, params, privates)]
-    scores, truth = zip(*found, strict=True)
+    scores, truth = zip(*_each(view, algorithm, data, clients, params, privates), strict=True)
     return np.concatenate(scores), np.concatenate(truth)
 
 
@@ -136,4 +138,4 @@ def _represented(
 ) -> FederatedData:
     """These clients' examples as their models represent them, as clients 0, 1, …"""
     each = _each(view, algorithm, data, clients, params, privates)
-    return FederatedData.from_datasets([{"x": h, "protected": mine.arrays["protected"]} for h, mine in each])
+    return FederatedData.from_datasets([{"x": h, "protected": protected} for h, protected in each])

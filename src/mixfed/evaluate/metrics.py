@@ -77,12 +77,21 @@ def evaluator(
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
         if personal and isinstance(privates, RemoteClients):
             raise InputError("The mean over clients' own models needs them in one place; use the local test.")
+        if not personal and not leads(privates):
+            return {}
         models = (personal(params, p) for _, p in privates.items(CLIENTS)) if personal else iter([params])
         measured = [_measure_all(model, p, sets, metrics, batch_size) for p in models]
+        if personal:
+            measured = [one for part in privates.from_all(measured) for one in part]
         measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
         return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
 
     return OnSets(evaluate, sets)
+
+
+def leads(clients: Any) -> bool:
+    """Whether this process evaluates the common model; where several simulate clients together, one of them does."""
+    return bool(getattr(clients, "leads", True))
 
 
 def _measure_all(
@@ -155,6 +164,19 @@ class Figures:
             found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
             for name, x in (found | {n: batch[n] for n in ("protected",) if n in batch}).items():
                 self._collected[name].append(x.cpu().numpy())
+
+    def parts(self) -> tuple[int, dict[str, float], dict[str, list[NDArray[Any]]]]:
+        """Everything so far, for :meth:`merge` in another process."""
+        return self.examples, self._totals, self._collected
+
+    def merge(self, parts: tuple[int, dict[str, float], dict[str, list[NDArray[Any]]]]) -> None:
+        """Takes what was collected elsewhere."""
+        examples, totals, collected = parts
+        self.examples += examples
+        for name, total in totals.items():
+            self._totals[name] = self._totals.get(name, 0.0) + total
+        for name, arrays in collected.items():
+            self._collected[name] += arrays
 
     def sums(self) -> dict[str, float]:
         """The sum of each metric over the examples so far, and their number; for metrics that are means."""

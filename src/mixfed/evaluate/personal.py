@@ -3,12 +3,13 @@
 The local test asks each client's own model about the client's own test examples. The new test does not know whose an
 example is, so it asks the models of all clients that have trained and averages their outputs; or, much cheaper, it
 averages their weights once and asks the one model. Clients are visited one after another: memory does not grow with
-their number.
+their number. Where several processes simulate clients together, each visits its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import Figures, Metrics, answers, measure, name_of
+from mixfed.evaluate.metrics import Figures, Metrics, answers, leads, measure, name_of
 
 
 def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:
@@ -72,14 +73,16 @@ def local_test(
         if isinstance(privates, RemoteClients):
             found = privates.ask(params, Question(on, [name_of(metric) for metric in metrics], chosen))
         elif algorithm.personal is None:
-            found = measure(algorithm.model, params, pooled, metrics)
+            found = measure(algorithm.model, params, pooled, metrics) if leads(privates) else {}
         else:
-            figures = Figures(algorithm.model, metrics)
+            figures, total = Figures(algorithm.model, metrics), Figures(algorithm.model, metrics)
             for client, own in models(algorithm.personal, params, privates, chosen):
                 mine = CentralData(data.client(client), data.prepare)
                 for batch, outputs in answers(algorithm.model, own, mine):
                     figures.add(outputs, batch)
-            found = figures.result()
+            for parts in privates.from_all(figures.parts()):
+                total.merge(parts)
+            found = total.result()
         return {f"{metric}_{name}": value for metric, value in found.items()}
 
     return OnSets(evaluate, {name: pooled})
@@ -113,10 +116,10 @@ def averaged_test(
 def models(
     personal: Personal, params: Params, privates: PrivateStore, clients: ArrayLike | None = None
 ) -> Iterator[tuple[int, Params]]:
-    """The models of these clients, or of all that have trained, one at a time."""
+    """The models of those of these clients, or of all that have trained, that are here, one at a time."""
     trained = privates.seen(CLIENTS)
     known = set(trained.tolist())
-    for client in (trained if clients is None else np.asarray(clients)).tolist():
+    for client in privates.here(CLIENTS, trained if clients is None else np.asarray(clients)).tolist():
         kept: Private = privates.get(CLIENTS, client) if client in known else {}
         yield client, personal(params, kept) if kept else params
 
@@ -137,8 +140,10 @@ def ensemble(
             else:
                 totals.append(outputs.clone())
         count += 1
-    for (batch, _), total in zip(answers(model, params, data), totals, strict=True):
-        yield batch, total / count
+    parts = [part for part in privates.from_all((totals, count)) if part[1]]
+    count = sum(some for _, some in parts)
+    for number, (batch, _) in enumerate(answers(model, params, data)):
+        yield batch, reduce(torch.add, [part[number] for part, _ in parts]) / count
 
 
 def average(personal: Personal | None, params: Params, privates: PrivateStore) -> Params:
@@ -151,4 +156,5 @@ def average(personal: Personal | None, params: Params, privates: PrivateStore) -
         wide = tree.map_leaves(lambda x: x.to(torch.promote_types(x.dtype, torch.float32)), own)
         total = tree.add(total, wide) if count else tree.clone(wide)
         count += 1
-    return tree.scale(total, 1 / count)
+    parts = [part for part in privates.from_all((total, count)) if part[1]]
+    return tree.scale(reduce(tree.add, [part for part, _ in parts]), 1 / sum(some for _, some in parts))

@@ -91,6 +91,20 @@ class Chooser:
         """The executions that auto has chosen so far, by source, as text."""
         return {source: how.text() for source, how in self._chosen.items()}
 
+    def is_open(self, source: str, clients: int) -> bool:
+        """Whether auto has still to choose for this source, and a cohort of so many clients tells enough to do so."""
+        tells = clients > 1 and 4 * clients >= 3 * self._asked.get(source, 0)
+        return self.executor == "auto" and source not in self._chosen and tells
+
+    def choose(self, message: Message, plan: Plan) -> str:
+        """What auto chooses by this cohort, as text for :meth:`adopt`."""
+        return self._choose(message, plan).text()
+
+    def adopt(self, source: str, execution: str) -> None:
+        """Runs the cohorts of a source in this way from now on."""
+        self._chosen[source] = Execution.parsed(execution)
+        self._chose(source, execution)
+
     def asked(self, source: str, clients: int) -> None:
         """Hears of a cohort that was asked, of which fewer may report at once."""
         self._asked[source] = max(clients, self._asked.get(source, 0))
@@ -132,11 +146,10 @@ class Chooser:
             self._alone.add(plan.source)
             return loop
         if new:
-            self._chosen[plan.source] = self._choose(message, plan, loop)
-            self._chose(plan.source, self._chosen[plan.source].text())
+            self.adopt(plan.source, self.choose(message, plan))
         return self._chosen[plan.source]
 
-    def _choose(self, message: Message, plan: Plan, loop: Execution) -> Execution:
+    def _choose(self, message: Message, plan: Plan) -> Execution:
         """The execution of an earlier run if there is one, else the fastest now."""
         if plan.source in self._before:
             before = self._before[plan.source]
@@ -144,6 +157,7 @@ class Chooser:
             return before
         why_not = self._vmap_cannot(plan)
         if why_not:
+            loop = self._with_threads("loop", message, plan)
             self.say(f"Executor: {loop}; {why_not}.")
             return loop
         return self._timed(message, plan, self._candidates(message, plan))

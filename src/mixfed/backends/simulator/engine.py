@@ -16,6 +16,7 @@ from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.executors import Cohort, execute, keep_freed_memory
 from mixfed.backends.simulator.gathered import Gathered
+from mixfed.backends.simulator.team import Alone, Found, Team
 from mixfed.backends.work import bytes_of_own
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Message, Reply
@@ -40,7 +41,7 @@ class Simulator:
     take, together with the messages to clients in flight; ``in_flight`` is where these are kept from the next round on.
     What clients keep to themselves is in memory, or on disk in ``private_folder``. ``chosen`` are the executions that
     auto chose in an earlier run, by source, which make this run repeat its bytes, and ``chose`` is told of each that is
-    chosen.
+    chosen. A ``team`` of processes simulates together.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Simulator:
         chosen: Mapping[str, str] | None = None,
         chose: Callable[[str, str], None] = lambda source, execution: None,
         say: Callable[[str], None] = lambda sentence: None,
+        team: Team | None = None,
     ) -> None:
         check_place(in_flight, "Messages in flight")
         self.chooser = Chooser(executor, threads, chunk, memory, say, chosen or {}, chose)
         self.memory = memory
         self.in_flight = in_flight
+        self.team: Team = team or Alone()
         self._private_folder = private_folder
         self._checked: set[str] = set()
         keep_freed_memory()
@@ -70,7 +73,8 @@ class Simulator:
         for source in run.algorithm.batching:
             rows.check_fields(run.algorithm.rows.tables, run.data[source], source)
         untouched = run.algorithm.own.first(run.algorithm.model.initial())
-        self.privates = PrivateStore(lambda: untouched, self._private_folder)
+        self.team.start(run)
+        self.privates = self.team.privates(lambda: untouched, self._private_folder)
         self.chooser.start(run.algorithm, run.data, self.privates, run.ledger)
         self._checked.clear()
         self._own_bytes: dict[tuple[str, ...], int] = {}
@@ -91,7 +95,7 @@ class Simulator:
         return {**self.chooser.state(), "messages": messages, "private": self.privates.tree()}
 
     def clients(self) -> PrivateStore:
-        """All clients' private parts, which are here in one place."""
+        """All clients' private parts, which are here in one place, or those of the clients that a team left here."""
         return self.privates
 
     def submit(self, jobs: Jobs, message: Message) -> None:
@@ -99,12 +103,10 @@ class Simulator:
         source, clients, count = jobs.source, jobs.clients, len(jobs)
         tables = self.algorithm.rows.tables
         self.ledger.bytes_down += tree.nbytes(rows.shared(tables, message.payload)) * count
-        if message.examples:
-            self.ledger.bytes_down += self._plan(source, clients, message, message.round).bytes_of_extra()
         for part, leaves in (message.first or {}).items():
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
-        if tables and self._waits:  # else their work tells, in this very round
-            self._count_rows(source, clients, message)
+        if message.examples or (tables and self._waits):
+            self._add(self.team.counted(jobs, lambda own: self._sent(own, message)))
         self.chooser.asked(source, count)
         self.clock.sent(jobs)
         self._messages[source].add(message)
@@ -126,21 +128,17 @@ class Simulator:
         Clients that were sent the same message run as one cohort, the cohorts side by side; of an algorithm whose
         clients do the same in every round all of them are one cohort.
         """
-        groups = jobs.by_round()
-        parts = self._parts(groups)
-        found = execute(self.algorithm, parts, self.privates, self.chooser.pool) if parts else []
+        self.team.choose(jobs, self.chooser, self._largest)
         replies: list[Reply] = []
         dropped: list[int] = []
         norms: dict[int, float] = {}
-        for part, gathered in zip(parts, found, strict=True):
-            self._count_work(part.plan, part.messages[0])
-            for message, one in zip(part.messages, gathered, strict=True):
-                self._count(one)
-                self._keep(one, jobs.source)
-                dropped += one.dropped
-                norms |= one.norms
-                made = self._replies(one, jobs.source)
-                replies += [replace(r, message=message) for r in made] if self.algorithm.rows else made
+        for round, one in self.team.gathered(jobs, self._train).items():
+            self._count(one, jobs.source)
+            dropped += one.dropped
+            norms |= one.norms
+            made = self._replies(one, jobs.source)
+            message = self._messages[jobs.source].of(round) if self.algorithm.rows else None
+            replies += [replace(reply, message=message) for reply in made] if message else made
         return Collected(in_order(replies, jobs) if self.algorithm.uploads == "each" else replies, dropped, norms)
 
     def discard(self, jobs: Jobs, *, reported: bool) -> None:
@@ -148,28 +146,56 @@ class Simulator:
         if not reported:
             self.clock.forget(jobs)
             return
+        self.team.choose(jobs, self.chooser, self._largest)
+        for one in self.team.gathered(jobs, self._train_in_vain).values():
+            self._count(one, jobs.source)
+
+    def _train(self, jobs: Jobs) -> Found:
+        """What the clients of these jobs do; they keep what is theirs."""
+        parts = self._parts(jobs.by_round())
+        found: Found = {}
+        for part, gathered in zip(parts, execute(self.algorithm, parts, self.privates, self.chooser.pool), strict=True):
+            for number, one in enumerate(gathered):
+                self._keep(one, jobs.source)
+                self._count_work(one, part.plan, part.messages[number], part.which == number)
+                found[part.messages[number].round] = one
+        return found
+
+    def _train_in_vain(self, jobs: Jobs) -> Found:
+        """The same for clients whose uploads are refused; only those that keep something have to be simulated."""
+        found: Found = {}
         for round, same in jobs.by_round():
-            message = self._messages[jobs.source].of(round)
-            plan = self._plan(jobs.source, np.sort(same.clients), message, round)
+            message, plan = self._planned(same)
+            one = Gathered(each=False)
             if message.first or self.privates.keeps_something():
                 part = Cohort.alike(message, plan, self.chooser.how(message, plan))
-                ((gathered,),) = execute(self.algorithm, [part], self.privates, self.chooser.pool)
-                self._keep(gathered, jobs.source)
-            self._count_work(plan, message)
+                ((trained,),) = execute(self.algorithm, [part], self.privates, self.chooser.pool)
+                self._keep(trained, jobs.source)
+                one = Gathered(each=False, kept=trained.kept, own_bytes=trained.own_bytes, dropped=trained.dropped)
+            self._count_work(one, plan, message, np.ones(len(plan), np.bool_))
+            found[round] = one
+        return found
+
+    def _planned(self, jobs: Jobs) -> tuple[Message, Plan]:
+        """The message of jobs of one round, and their clients' batches."""
+        round = int(jobs.rounds[0])
+        message = self._messages[jobs.source].of(round)
+        return message, self._plan(jobs.source, np.sort(jobs.clients), message, round)
+
+    def _largest(self, jobs: Jobs) -> tuple[Message, Plan]:
+        """The same of the round with the most of the jobs."""
+        return self._planned(max((same for _, same in jobs.by_round()), key=len))
 
     def _parts(self, groups: list[tuple[int, Jobs]]) -> list[Cohort]:
         """A cohort for the clients of each round, or one for all where clients of several rounds can run at once."""
         messages = [self._messages[jobs.source].of(round) for round, jobs in groups]
-        members = [np.sort(jobs.clients) for _, jobs in groups]
         mixed = self.algorithm.lateness.same_in_every_round and not self.algorithm.rows and len(groups) > 1
         if not mixed or any(message.examples or message.first for message in messages):
-            plans = [
-                self._plan(jobs.source, clients, message, round)
-                for (round, jobs), clients, message in zip(groups, members, messages, strict=True)
-            ]
-            for message, plan in zip(messages, plans, strict=True):
+            planned = [self._planned(jobs) for _, jobs in groups]
+            for message, plan in planned:
                 self._check_lookups(message, plan)
-            return [Cohort.alike(m, plan, self.chooser.how(m, plan)) for m, plan in zip(messages, plans, strict=True)]
+            return [Cohort.alike(message, plan, self.chooser.how(message, plan)) for message, plan in planned]
+        members = [np.sort(jobs.clients) for _, jobs in groups]
         which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
         rounds = np.array([round for round, _ in groups], np.int64)[which]
         whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
@@ -199,33 +225,46 @@ class Simulator:
         batching = self.algorithm.batching[source]
         return plan_cohort(source, self.run.data[source], clients, batching, self.run.seed, round, sample, central)
 
-    def _count(self, gathered: Gathered) -> None:
-        self.ledger.bytes_up += gathered.upload_bytes
+    def _count(self, gathered: Gathered, source: str) -> None:
+        self._add({"client_examples": gathered.examples, "client_flops": gathered.flops})
+        self._add({"bytes_up": gathered.upload_bytes})
         if not self._waits:
-            self.ledger.bytes_down += gathered.row_bytes_down
-            self.ledger.bytes_up += gathered.id_bytes
+            self._add({"bytes_down": gathered.row_bytes_down, "bytes_up": gathered.id_bytes})
+        if gathered.own_bytes and source == CLIENTS:
+            self.ledger.bytes_once = gathered.own_bytes * len(self.privates.seen(CLIENTS))
+
+    def _add(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            setattr(self.ledger, name, getattr(self.ledger, name) + count)
 
     def _keep(self, gathered: Gathered, source: str) -> None:
+        """Takes what clients keep out of what was gathered."""
         for clients, private in gathered.private:
             self.privates.put_all(source, clients, private)
-        if self.algorithm.personal is not None and gathered.private and source == CLIENTS:
-            parts = tuple(gathered.private[0][1])
-            if parts not in self._own_bytes:
-                one = tree.map_leaves(lambda x: x[0], gathered.private[0][1])
-                self._own_bytes[parts] = bytes_of_own(self.algorithm, one)
-            self.ledger.bytes_once = self._own_bytes[parts] * len(self.privates.seen(CLIENTS))
+        if gathered.private:
+            _, private = gathered.private[0]
+            gathered.kept = tuple(private)
+            if self.algorithm.personal is not None and gathered.kept not in self._own_bytes:
+                one = tree.map_leaves(lambda x: x[0], private)
+                self._own_bytes[gathered.kept] = bytes_of_own(self.algorithm, one)
+            gathered.own_bytes = self._own_bytes.get(gathered.kept, 0)
+        gathered.private = []
 
-    def _count_rows(self, source: str, clients: NDArray[np.int64], message: Message) -> None:
-        """Counts the rows that clients asked for and are sent, whatever becomes of them."""
-        plan = self._plan(source, np.sort(clients), message, message.round)
-        tables = self.algorithm.rows.tables
+    def _sent(self, jobs: Jobs, message: Message) -> dict[str, int]:
+        """The bytes of central examples and of rows of tables, which differ from client to client."""
+        plan = self._plan(jobs.source, np.sort(jobs.clients), message, message.round)
+        down, up = plan.bytes_of_extra(), 0
+        tables = self.algorithm.rows.tables if self._waits else {}  # else their work tells, in this very round
         sizes = {t: self.algorithm.model.shapes[t][0] for t in tables}
-        for i in range(0, len(plan), _AT_ONCE):
+        for i in range(0, len(plan) if tables else 0, _AT_ONCE):
             few = slice(i, min(i + _AT_ONCE, len(plan)))
             batches = plan.chunk(few, self.algorithm.model.device)
             wanted = rows.ask(tables, sizes, batches, plan.clients[few].tolist())
-            self.ledger.bytes_down += wanted.bytes_of_rows(message.payload)
-            self.ledger.bytes_up += wanted.bytes_of_ids
+            down += wanted.bytes_of_rows(message.payload)
+            up += wanted.bytes_of_ids
+        return {"bytes_down": down, "bytes_up": up}
 
-    def _count_work(self, plan: Plan, message: Message) -> None:
-        self.ledger.count_clients(self.chooser.cost(plan, message), int(plan.steps.sum()), int(plan.examples.sum()))
+    def _count_work(self, gathered: Gathered, plan: Plan, message: Message, chosen: NDArray[np.bool_]) -> None:
+        """Counts the steps and examples of the chosen clients of a plan at the measured cost of a step."""
+        gathered.examples = int(plan.examples[chosen].sum())
+        gathered.flops = self.chooser.cost(plan, message).flops(int(plan.steps[chosen].sum()), gathered.examples)

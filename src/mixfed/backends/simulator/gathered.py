@@ -26,18 +26,23 @@ FactoredLeaves = dict[str, dict[str, Factors]]
 @dataclass
 class Gathered:
     """What clients that were sent the same message did: the sum of their uploads, or the uploads themselves where an
-    algorithm wants ``each``, what they keep, the norms of their updates, who was dropped, and what it weighs."""
+    algorithm wants ``each``, what they keep (``kept`` are the names of its parts), the norms of their updates, who was
+    dropped, what it weighs, and how much work it was."""
 
     each: bool
     bound: float | None = None
     sum: WeightedSum = field(default_factory=WeightedSum)
     uploads: list[tuple[int, Upload]] = field(default_factory=list)
     private: list[tuple[list[int], Private]] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
     dropped: list[int] = field(default_factory=list)
     norms: dict[int, float] = field(default_factory=dict)
     upload_bytes: int = 0
     row_bytes_down: int = 0
     id_bytes: int = 0
+    own_bytes: int = 0
+    examples: int = 0
+    flops: int = 0
 
     @classmethod
     def by(cls, algorithm: Algorithm) -> Gathered:
@@ -126,6 +131,10 @@ class Gathered:
         self.upload_bytes += other.upload_bytes
         self.row_bytes_down += other.row_bytes_down
         self.id_bytes += other.id_bytes
+        self.examples += other.examples
+        self.flops += other.flops
+        self.kept = self.kept or other.kept
+        self.own_bytes = max(self.own_bytes, other.own_bytes)
 
 
 def index(trees: dict[str, Params], i: int | slice) -> dict[str, Params]:

@@ -32,6 +32,10 @@ class RowSum:
         for t, pending in other._pending.items():
             self._pending.setdefault(t, []).extend(pending)
 
+    def compacted(self) -> RowSum:
+        """The same sum with every row once: what has to travel of it."""
+        return RowSum({t: [_compact(pending)] for t, pending in self._pending.items()})
+
     def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Trees]:
         """By table: the ids that were touched (ascending), the weights of their clients, and the sums."""
         ids: dict[str, Tensor] = {}

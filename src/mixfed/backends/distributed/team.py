@@ -1,0 +1,81 @@
+"""Ranks as a team of the simulator: each trains a share of a cohort, and all know what came of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mixfed.backends.distributed.merge import merged
+from mixfed.backends.distributed.privates import RankPrivates
+from mixfed.backends.distributed.ranks import Ranks
+from mixfed.backends.distributed.shares import Deal, Numbers, home_of, homes, longest_first, steps_of
+from mixfed.backends.simulator.choice import Chooser
+from mixfed.backends.simulator.team import Found
+from mixfed.core.algorithm import Message, Private
+from mixfed.core.backend import Run
+from mixfed.core.batches import Plan
+from mixfed.core.jobs import Jobs
+from mixfed.errors import InputError
+
+
+class RankTeam:
+    """All ranks of a run. Clients that keep something belong to a rank; others are dealt out anew in every round."""
+
+    def __init__(self, ranks: Ranks, deal: Deal = longest_first) -> None:
+        self.ranks, self.deal = ranks, deal
+
+    def start(self, run: Run) -> None:
+        """Finds out where clients belong."""
+        self.run = run
+        algorithm = run.algorithm
+        self.cuts = {source: homes(data.offsets, self.ranks.size) for source, data in run.data.items()}
+        self.at_home = algorithm.personal is not None or bool(algorithm.own.first(algorithm.model.initial()))
+
+    def privates(self, initial: Callable[[], Private], folder: str | Path | None) -> RankPrivates:
+        """The private parts of this rank's own clients."""
+        self._privates = RankPrivates(initial, folder, self.ranks, self.cuts)
+        return self._privates
+
+    def choose(self, jobs: Jobs, chooser: Chooser, plan: Callable[[Jobs], tuple[Message, Plan]]) -> None:
+        """The rank with the most clients times the ways to run them, and all ranks do as it says."""
+        if not chooser.is_open(jobs.source, len(jobs)):
+            return
+        owner = self._owners(jobs)
+        counts = np.bincount(owner, minlength=self.ranks.size)
+        first = int(counts.argmax())
+        if counts[first] < 2:
+            return
+        text = chooser.choose(*plan(jobs[owner == first])) if self.ranks.rank == first else ""
+        chooser.adopt(jobs.source, self.ranks.of(first, text))
+
+    def gathered(self, jobs: Jobs, work: Callable[[Jobs], Found]) -> Found:
+        """Simulates this rank's share, and adds up what all ranks have."""
+        own = self._own(jobs)
+        mine = work(own) if len(own) else {}
+        found = merged(self.ranks, mine, self.run.algorithm.model.device)
+        for round, one in found.items():
+            if one.kept and not self.at_home:
+                name = self.run.algorithm.name
+                raise InputError(f"Clients of {name} keep something, and OwnParts.first of the algorithm has nothing.")
+            asked = jobs.clients[jobs.rounds == round]
+            self._privates.note(jobs.source, asked[~np.isin(asked, one.dropped)], one.kept)
+        return found
+
+    def counted(self, jobs: Jobs, count: Callable[[Jobs], Mapping[str, int]]) -> dict[str, int]:
+        """Counts for this rank's share, and adds up."""
+        own = self._own(jobs)
+        mine = dict(count(own)) if len(own) else {}
+        found = self.ranks.gather(mine)
+        return {name: sum(counts.get(name, 0) for counts in found) for counts in found for name in counts}
+
+    def _own(self, jobs: Jobs) -> Jobs:
+        return jobs[self._owners(jobs) == self.ranks.rank]
+
+    def _owners(self, jobs: Jobs) -> Numbers:
+        """The rank that simulates each of these jobs."""
+        if self.at_home:
+            return home_of(jobs.clients, self.cuts[jobs.source])
+        sizes = self.run.data[jobs.source].sizes(jobs.clients)
+        return self.deal(steps_of(sizes, self.run.algorithm.batching[jobs.source]), self.ranks.size)
