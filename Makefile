@@ -8,20 +8,25 @@ BENCH := .venv-bench
 OUT ?= runs/demo
 MINUTES ?= 60
 
-.PHONY: demo test torture bench clean
+.PHONY: demo test browser torture bench clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)
 	$(BIN)/mixfed compare digits \
 	  --algorithms fedavg,transfer,parallel,example_transfer,gradient_1way,gradient_2way,oracle --out $(OUT)
-	@echo "A run folder for each method is in $(OUT); the picture is $(OUT)/comparison.png"
+	@echo "A run folder for each method is in $(OUT); the page to look at is $(OUT)/report.html"
 
-test: $(VENV)/installed-test
+test: $(VENV)/installed-test browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The report is tried in a browser, which comes from Debian's packages where the machine may install them.
+browser:
+	@command -v chromedriver > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } \
+	  > /dev/null 2>&1 || echo "No browser could be installed, so the report will not be tried in one."
 
 # Random damage, kills and compositions (docs/testing.md); prints how to repeat what fails.
 torture: $(VENV)/installed-test

@@ -23,6 +23,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "digits-fedavg-seed3"
     assert {f.name for f in folder.iterdir()} == {
         "config.toml", "recipe.toml", "metrics.jsonl", "metrics.png", "model.safetensors", "result.json", "checkpoints",
+        "facts.json", "report.html",
     }  # fmt: skip
     result = last_json(done)
     assert result == json.loads((folder / "result.json").read_text())

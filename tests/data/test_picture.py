@@ -10,7 +10,7 @@ from PIL import Image
 
 from mixfed.data import CentralData, FederatedData, plot_holdings
 from mixfed.errors import InputError
-from mixfed.experiments.report.ownership import _Bins
+from mixfed.experiments.ownership import _Bins
 
 random = np.random.default_rng(0)
 

@@ -188,6 +188,19 @@ def data_command(
     ownership.show(recipe, plot)
 
 
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Runs or comparisons, side by side.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; report.html in the folder by default.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Make the page with everything about runs or comparisons anew: one HTML file."""
+    from mixfed.cli import report
+
+    report.execute(folders, out)
+
+
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 """What the command sets, unless it is set already, before PyTorch is loaded."""
 

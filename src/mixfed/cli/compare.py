@@ -24,5 +24,6 @@ def execute(recipes: list[Recipe], out: Path | None, *, resume: bool, probe: boo
     if "probe" in found:
         stdout.print(prediction_words(found["probe"], found["algorithms"], mixed(found)), soft_wrap=True)
     stdout.print(f"Comparison: {out / 'comparison.json'}\nPlot: {out / 'comparison.png'}", soft_wrap=True)
+    stdout.print(f"Report: {out / 'report.html'}", soft_wrap=True)
     if to_json:
         print(json.dumps(found))

@@ -39,7 +39,7 @@ def execute(given: Request, out: Path | None, *, resume: bool, track: str | None
         with folder.locked():
             found = _train(given, recipe, folder, resume, track)
     stdout.print(run_table(recipe, found))
-    stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}", soft_wrap=True)
+    stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}\nReport: {folder.report}", soft_wrap=True)
     if as_json:
         print(json.dumps(found))
 

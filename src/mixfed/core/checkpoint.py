@@ -26,7 +26,7 @@ warn = logging.getLogger("mixfed").warning
 
 _SUFFIX = ".safetensors"
 _FORM = 2
-_GROWING = ("history", "diagnostics")
+_GROWING = ("history", "diagnostics", "costs", "jobs")
 _SEAL = re.compile(rb'"seal":"([0-9a-f]{32})"')
 _OPEN = "0" * 32
 _AT_ONCE = 1 << 20
@@ -37,7 +37,8 @@ class Checkpoints:
 
     A checkpoint is one safetensors file: tensors under their path in the tree, everything else as JSON in its header,
     which also has a checksum of the whole file, the version of mixfed and the ``identity`` of the run. What grows with
-    the rounds (history and diagnostics) is in a file beside it. ``say`` is told where a damaged one is passed over.
+    the rounds (history, diagnostics, costs, first jobs) is in a file beside it. ``say`` is told where a damaged one is
+    passed over.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Checkpoints:
     def resume(self, *, seed: int, rounds: int, every: int) -> dict[str, Any] | None:
         """The newest whole checkpoint of a run with this seed, as a run of so many rounds has it.
 
-        Its history has what is evaluated ``every`` so many rounds; the end of a shorter run is not in it.
+        Its history (and what that had cost) has what is evaluated ``every`` so many rounds; the end of a shorter run
+        is not in it.
         """
         saved = self.load()
         if saved is None:
@@ -111,7 +113,8 @@ class Checkpoints:
             raise InputError(
                 f"The run in {self.folder} has done {saved['round']} rounds, so it cannot end at {rounds}."
             )
-        saved["history"] = [e for e in saved["history"] if e["round"] % every == 0 or e["round"] == rounds]
+        for name in ("history", "costs"):
+            saved[name] = [e for e in saved[name] if e["round"] % every == 0 or e["round"] == rounds]
         return saved
 
     def files(self) -> list[Path]:

@@ -95,9 +95,11 @@ class JobBook:
 
     def mark(self, numbers: Numbers, times: Times) -> None:
         """Notes when these jobs were reported."""
-        order = np.argsort(self._columns["number"])
-        rows = order[np.searchsorted(self._columns["number"], numbers, sorter=order)]
-        self._columns["reported"][rows] = times
+        self._columns["reported"][self._rows(numbers)] = times
+
+    def of(self, numbers: Numbers) -> Jobs:
+        """The jobs in flight of these numbers."""
+        return self._jobs(self._rows(numbers))
 
     def first_asked(self) -> float:
         """When the job was asked that has waited longest for a report; infinite where all have reported."""
@@ -145,6 +147,11 @@ class JobBook:
         columns = self._columns
         rows = np.flatnonzero((columns["reported"] < before) & which)
         return rows[np.lexsort((columns["number"][rows], columns["reported"][rows]))]
+
+    def _rows(self, numbers: Numbers) -> Numbers:
+        order = np.argsort(self._columns["number"])
+        found: Numbers = order[np.searchsorted(self._columns["number"], numbers, sorter=order)]
+        return found
 
     def _jobs(self, rows: Numbers) -> Jobs:
         return Jobs(self.source, *(self._columns[name][rows] for name in (*_WHOLE, "asked")))

@@ -62,7 +62,9 @@ class Result:
     """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
 
     ``faults`` are the clients whose updates were ``dropped`` or absurdly long, and how often. ``privates`` is what the
-    backend shows of the clients' private parts. ``warnings`` are sentences about what is likely wrong.
+    backend shows of the clients' private parts. ``warnings`` are sentences about what is likely wrong. ``costs`` has
+    what each evaluated round had cost until then: bytes sent (down and up together) and seconds. ``jobs`` has when the
+    first clients were asked and reported, where they may be late.
     """
 
     params: Params
@@ -78,6 +80,8 @@ class Result:
     state: State = field(default_factory=dict)
     privates: Any = None
     warnings: list[str] = field(default_factory=list)
+    costs: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -98,12 +102,19 @@ class Progress:
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    costs: list[dict[str, Any]] = field(default_factory=list)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
 
     def tree(self, policy: Policy, backend: Backend) -> dict[str, Any]:
         """The whole run as a tree, for a checkpoint."""
-        plain = ("state", "round", "version", "dropped", "seconds", "history", "diagnostics")
+        plain = ("state", "round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs")
         kept = {name: getattr(self, name) for name in plain}
         return kept | {"ledger": self.ledger.totals(), "policy": policy.tree(), "backend": backend.state()}
+
+    def cost(self) -> dict[str, Any]:
+        """What the run has cost so far."""
+        sent = self.ledger.bytes_down + self.ledger.bytes_up
+        return {"round": self.round, "bytes": sent, "seconds": round(self.seconds, 3)}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], algorithm: Algorithm) -> Progress:
@@ -111,7 +122,7 @@ class Progress:
         ledger = Ledger()
         ledger.restore(saved["ledger"])
         state = algorithm.restore(saved["state"], algorithm.model.device)
-        rest = ("round", "version", "dropped", "seconds", "history", "diagnostics")
+        rest = ("round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs")
         return cls(state, ledger, **{name: saved[name] for name in rest})
 
 
@@ -175,6 +186,7 @@ def train(
         metrics = evaluation.after(done, rounds, params, backend)
         progress.history += [{"round": done, **metrics}] if metrics else []
         progress.seconds = time.monotonic() - began
+        progress.costs += [progress.cost()] if metrics else []
         stop, finished = should_stop(), done == rounds
         if checkpoints and (stop or finished or checkpoints.due(done)):
             checkpoints.save(progress.tree(policy, backend) | {"seed": seed})
@@ -197,6 +209,8 @@ def train(
         progress.state,
         backend.clients(),
         list(warnings.values()),
+        progress.costs,
+        progress.jobs,
     )
 
 
@@ -218,5 +232,6 @@ def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -
         server.step += 1
     run.ledger.bytes_kept = max(run.ledger.bytes_kept, tree.nbytes(progress.state))
     progress.dropped += sum(map(len, outcome.dropped.values()))
+    progress.jobs += outcome.heard
     progress.round += 1
     return len(steps)

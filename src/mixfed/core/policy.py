@@ -17,19 +17,23 @@ import numpy as np
 from mixfed.core.algorithm import Algorithm, Message, Reply
 from mixfed.core.backend import Backend
 from mixfed.core.faults import FEW, Faults, suggested_bound, worst
-from mixfed.core.jobs import JobBook, Jobs, Numbers
+from mixfed.core.jobs import JobBook, Jobs, Numbers, Times
 from mixfed.core.schedule import Schedule, sample_cohort
 from mixfed.errors import InputError, RunStopped
+
+MOST_NOTED = 400
+"""Of so many jobs a run remembers when they were asked and reported."""
 
 
 @dataclass
 class Outcome:
-    """What a round brought: the replies of one step after another, and by source the norms of the updates and the
-    clients whose update was dropped."""
+    """What a round brought: the replies of one step after another, by source the norms of the updates and the clients
+    whose update was dropped, and when clients were asked and heard."""
 
     steps: list[list[Reply]]
     dropped: dict[str, list[int]] = field(default_factory=dict)
     norms: dict[str, dict[int, float]] = field(default_factory=dict)
+    heard: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -60,6 +64,9 @@ class Policy:
             )
         self.now = 0.0
         self.faults = Faults()
+        self.noted = 0
+        self.heard: list[dict[str, Any]] = []
+        """Who was heard in this round, of the first jobs of a run with late clients."""
         self.books = {source: JobBook(source) for source in algorithm.batching}
         self._this_round = {source: _ThisRound() for source in self.books}
 
@@ -70,7 +77,8 @@ class Policy:
         else:
             taken = self._for_a_round(backend, messages, number, version)
         taken = [jobs for jobs in taken if len(jobs)]
-        outcome = Outcome([])
+        outcome = Outcome([], heard=self.heard)
+        self.heard = []
         for replies in self._steps(backend, taken, version, outcome):
             outcome.steps += [replies] if replies else []
         for jobs in taken:
@@ -84,11 +92,11 @@ class Policy:
     def tree(self) -> dict[str, Any]:
         """The time, all jobs in flight and the faults so far as a tree."""
         books = {source: book.tree() for source, book in self.books.items()}
-        return {"now": self.now, "books": books, "faults": self.faults.tree()}
+        return {"now": self.now, "noted": self.noted, "books": books, "faults": self.faults.tree()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Takes up the jobs of a checkpoint."""
-        self.now = float(saved["now"])
+        self.now, self.noted = float(saved["now"]), int(saved["noted"])
         self.faults.restore(saved["faults"])
         for source, book in self.books.items():
             book.restore(saved["books"][source])
@@ -187,7 +195,16 @@ class Policy:
         self.now = max(self.now, reports.now)
         for source, (numbers, times) in reports.jobs.items():
             self.books[source].mark(numbers, times)
+            self._remember(self.books[source].of(numbers), times)
         return reports.over
+
+    def _remember(self, jobs: Jobs, times: Times) -> None:
+        """Notes when the first clients of a run were asked and reported, where they may be late."""
+        if self.schedule.is_synchronous or self.noted >= MOST_NOTED:
+            return
+        self.noted += len(jobs)
+        for client, asked, reported in zip(jobs.clients.tolist(), jobs.asked.tolist(), times.tolist(), strict=True):
+            self.heard.append({"source": jobs.source, "client": client, "asked": asked, "reported": reported})
 
     def _take(self, source: str, jobs: Jobs) -> None:
         self.books[source].take(jobs)

@@ -5,6 +5,7 @@
     ALGORITHM-seedN/    the folder of each run
     comparison.json     every metric's mean, spread and values by algorithm, and the mean ledger
     comparison.png      the metrics over rounds
+    report.html         all of it, to look at
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.plot import plot_comparison
+from mixfed.experiments.reporting import report
 from mixfed.experiments.runs import take_up, train_all
 from mixfed.experiments.scores import spread_of
 from mixfed.experiments.watch import UNWATCHED, Watch
@@ -56,6 +58,7 @@ def compare(
     write_json(out / "comparison.json", found)
     curves = _by_algorithm({key: folder.history() for key, folder in folders.items()})
     plot_comparison(out / "comparison.png", first.title or first.name, curves)
+    report([out])
     return found
 
 

@@ -8,7 +8,9 @@
     diagnostics.jsonl   one object per round, of algorithms that have diagnostics (with diagnostics.png in the end)
     checkpoints/        the newest and the one before, and what clients keep to themselves on disk
     model.safetensors   the final parameters     ┐
-    metrics.png         the metrics over rounds  ├ once the run has finished
+    metrics.png         the metrics over rounds  │
+    facts.json          who holds what, costs …  ├ once the run has finished
+    report.html         all of it, to look at    │
     result.json         metrics, ledger, …       ┘ (written last)
 
 While a run writes there, the folder is locked (``.lock``). What a resumed run reads has checksums, and checkpoints know
@@ -62,6 +64,8 @@ class RunFolder:
         self.diagnostics = self.path / "diagnostics.jsonl"
         self.plot = self.path / "metrics.png"
         self.diagnostics_plot = self.path / "diagnostics.png"
+        self.facts = self.path / "facts.json"
+        self.report = self.path / "report.html"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
         self._lock = FileLock(self.path / ".lock", timeout=0)
@@ -88,7 +92,9 @@ class RunFolder:
         files = (self.config, self.recipe, self.metrics, self.model, self.diagnostics, self.plot, self.result)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            refuse_links([*files, self.diagnostics_plot, Path(self._lock.lock_file), self.checkpoints])
+            refuse_links(
+                [*files, self.diagnostics_plot, self.facts, self.report, Path(self._lock.lock_file), self.checkpoints]
+            )
             refuse_links(self.checkpoints.rglob("*"))
             self._lock.acquire()
             sweep(self.path)
@@ -190,6 +196,10 @@ class RunFolder:
             if not isinstance(value, kind) or (isinstance(value, dict) and not _has_numbers(value)):
                 raise InputError(f"{self.result} is no result of a run (see {name}); remove it and use --resume.")
         return result
+
+    def known_facts(self) -> dict[str, Any]:
+        """What a report tells of the run beside its metrics (:mod:`mixfed.experiments.facts`)."""
+        return _parsed(self.facts.read_bytes(), str(self.facts)) if self.facts.is_file() else {}
 
     def has_checkpoint(self) -> bool:
         """Whether there is something to go on from."""

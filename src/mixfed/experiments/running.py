@@ -17,6 +17,7 @@ from mixfed.core.loop import Callback, Result
 from mixfed.errors import InputError
 from mixfed.experiments import scores
 from mixfed.experiments.build import Experiment
+from mixfed.experiments.facts import facts_of
 from mixfed.experiments.folder import RunFolder, clean, identity
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
@@ -31,11 +32,13 @@ def run_in_folder(
     should_stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] | None = None,
     written: Table | None = None,
+    page: bool = True,
 ) -> Result:
     """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result.
 
     ``written`` is what the user's recipe says for this algorithm, without settings of the command line: a resumed run
-    then notices where it was edited. A resumed run simulates as it did before.
+    then notices where it was edited. A resumed run simulates as it did before. Without ``page`` it has no report of its
+    own, for runs that are shown together with others.
     """
     with folder.locked():
         if resume:
@@ -73,7 +76,7 @@ def run_in_folder(
                 folder.forget()
             raise
         if result.finished:
-            _write_result(folder, folder.stored(), result)
+            _write_result(folder, replace(experiment, recipe=folder.stored()), result, page)
     return result
 
 
@@ -83,15 +86,24 @@ def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]
     return (saved["history"], saved["diagnostics"]) if saved else ([], [])
 
 
-def _write_result(folder: RunFolder, recipe: Recipe, result: Result) -> None:
-    from mixfed.experiments.report.plot import plot_diagnostics, plot_run  # no run waits for it to begin
+def _write_result(folder: RunFolder, experiment: Experiment, result: Result, page: bool) -> None:
+    from mixfed.experiments.report.page import write_report  # no run waits for these to begin
+    from mixfed.experiments.report.plot import plot_diagnostics, plot_run
+    from mixfed.experiments.report.view import View
+    from mixfed.experiments.reporting import repeat_command
 
+    recipe = experiment.recipe
     folder.write_history(result.history, result.diagnostics)
     save_params(folder.model, result.params)
     plot_run(folder.plot, f"{recipe.name}: {recipe.algorithm}", folder.history())
     if result.diagnostics:
         plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
     found = result_json(result, recipe.evaluate.best_of_last) | {"simulation": _simulation(recipe)}
+    facts = clean(facts_of(experiment, result) | {"costs": result.costs, "jobs": result.jobs})
+    write_atomically(folder.facts, (json.dumps(facts) + "\n").encode())
+    if page:
+        view = View(recipe, folder.path, found, folder.history(), result.costs, folder.diagnosed(), facts)
+        write_report(folder.report, [view], repeat_command(folder))
     write_atomically(folder.result, (json.dumps(found, indent=2) + "\n").encode())
 
 

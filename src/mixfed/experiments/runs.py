@@ -65,6 +65,7 @@ def _train(recipe: Recipe, scenario: Scenario, folder: RunFolder, watch: Watch) 
         resume=folder.config.exists(),
         callbacks=[tell],
         should_stop=watch.should_stop,
+        page=False,
     )
     if not result.finished:
         raise Interrupted(f"round {result.rounds} of {recipe.rounds} of {recipe.algorithm}, seed {recipe.seed}")

@@ -12,12 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from mixfed.data._arrays import Arrays
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError
+from mixfed.experiments.ownership import shares
 from mixfed.experiments.report.plot import GREY, plain, write_figure
-
-MOST_LABELS = 20
 
 Colours = list[Any]
 
@@ -35,22 +32,18 @@ def plot_holdings(
     Where there are more clients, those shown are spread evenly over the list. More than 20 different labels are
     drawn as 20 ranges. ``names`` gives words for the labels 0, 1, ….
     """
-    if max_clients < 1 or not data.clients:
-        raise InputError("There is no client to draw; give data with clients and a max_clients of at least 1")
-    shown = np.unique(np.linspace(0, data.clients - 1, min(max_clients, data.clients)).round().astype(np.int64))
-    bins = _Bins([_labels(data.arrays, field), *([] if central is None else [_labels(central.arrays, field)])])
-    words = [plain(word) for word in bins.words(names)]
+    found = shares(data, central, field, max_clients, names)
+    words = [plain(word) for word in found.words]
     colours = _colours(len(words))
 
     figure = Figure(figsize=(12.5, 5.4), dpi=130, layout="constrained")
     figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr,call-arg]
     widths = [4.2, 1.25] if central is None else [4.2, 1.25, 1.25]
     axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
-    table = np.stack([bins.count(data.client(int(client))[field]) for client in shown])
-    _draw_clients(axes[0], table, shown, colours, data.clients)
-    _draw_sizes(axes[1], data.sizes())
-    if central is not None:
-        _draw_centre(axes[2], bins.count(central.arrays[field]), words, colours)
+    _draw_clients(axes[0], found.table, found.shown, colours, data.clients)
+    _draw_sizes(axes[1], found.sizes)
+    if found.centre is not None:
+        _draw_centre(axes[2], found.centre, words, colours)
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(colors=GREY, labelsize=9)
@@ -116,31 +109,3 @@ def _colours(count: int) -> Colours:
     if count <= 10:
         return [colormaps["tab10"](number) for number in range(count)]
     return [colormaps["turbo"](0.06 + 0.88 * number / (count - 1)) for number in range(count)]
-
-
-def _labels(arrays: Arrays, field: str) -> NDArray[Any]:
-    if field not in arrays:
-        raise InputError(f"There is no field '{field}' to draw; there are {', '.join(arrays)}")
-    if arrays[field].ndim != 1:
-        shape = arrays[field].shape
-        raise InputError(f"The field '{field}' has shape {shape}; draw one with a single number per example")
-    return arrays[field]
-
-
-class _Bins:
-    """Labels one by one where they are few, neighbours together where they are many."""
-
-    def __init__(self, columns: list[NDArray[Any]]) -> None:
-        self.values = np.unique(np.concatenate([np.unique(column) for column in columns]))
-        if not len(self.values):
-            raise InputError("There is no example to draw; give data that has some")
-        self.parts = np.array_split(self.values, min(len(self.values), MOST_LABELS))
-        self.part = np.repeat(np.arange(len(self.parts)), [len(part) for part in self.parts])
-
-    def count(self, labels: NDArray[Any]) -> NDArray[np.int64]:
-        return np.bincount(self.part[np.searchsorted(self.values, labels)], minlength=len(self.parts))
-
-    def words(self, names: tuple[str, ...] | None) -> list[str]:
-        known = dict(enumerate(names or ()))
-        ends = [[known.get(value, f"{value:.4g}") for value in (part[0], part[-1])] for part in self.parts]
-        return [first if first == last else f"{first} – {last}" for first, last in ends]

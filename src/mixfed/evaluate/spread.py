@@ -1,0 +1,78 @@
+"""How a finished model does in detail: client by client, and class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.core.algorithm import Algorithm
+from mixfed.core.private import PrivateStore
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
+from mixfed.data.store import CentralData, FederatedData
+from mixfed.evaluate.metrics import EXAMPLE_METRICS, answers
+from mixfed.evaluate.personal import models
+
+
+def by_client(
+    algorithm: Algorithm,
+    params: Params,
+    privates: PrivateStore,
+    data: FederatedData,
+    metric: str,
+    clients: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """The metric of each of these clients on its own examples, by its own model where it has one.
+
+    The metric is ``loss``, or one that is a mean over examples. Every client must have examples.
+    """
+
+    def values(outputs: Any, batch: Batch) -> NDArray[np.float64]:
+        one = algorithm.model.criterion if metric == "loss" else EXAMPLE_METRICS[metric]
+        return np.asarray(one(outputs, batch).double().cpu().numpy())
+
+    if algorithm.personal is None:
+        pooled = data.select(clients).pooled()
+        each = np.concatenate([values(outputs, batch) for batch, outputs in answers(algorithm.model, params, pooled)])
+        sizes = data.sizes(clients)
+        return np.asarray(np.add.reduceat(each, np.cumsum(sizes) - sizes) / sizes)
+    found = []
+    for batches in _answers_of(algorithm, params, privates, data, clients):
+        found.append(np.concatenate([values(outputs, batch) for batch, outputs in batches]).mean())
+    return np.array(found)
+
+
+def confusion(
+    algorithm: Algorithm,
+    params: Params,
+    privates: PrivateStore,
+    data: CentralData | FederatedData,
+    classes: int,
+) -> NDArray[np.int64]:
+    """How often examples of class i were taken for class j: [true, answered].
+
+    Of central data the common model is asked; of clients' own data each client's own model.
+    """
+    table = np.zeros((classes, classes), np.int64)
+    if isinstance(data, FederatedData):
+        found = _answers_of(algorithm, params, privates, data, np.flatnonzero(data.sizes() > 0))
+    else:
+        found = iter([answers(algorithm.model, params, data)])
+    for batch, outputs in chain.from_iterable(found):
+        single = outputs.shape[-1] == 1
+        answered = (outputs.reshape(-1) > 0).long() if single else outputs.argmax(-1)
+        np.add.at(table, (batch["y"].long().cpu().numpy(), answered.cpu().numpy()), 1)
+    return table
+
+
+def _answers_of(
+    algorithm: Algorithm, params: Params, privates: PrivateStore, data: FederatedData, clients: NDArray[np.int64]
+) -> Iterator[Iterator[tuple[Batch, Any]]]:
+    """The answers of each client's own model to its own examples."""
+    own = algorithm.personal or (lambda params, private: params)
+    for client, mine in models(own, params, privates, clients):
+        yield answers(algorithm.model, mine, CentralData(data.client(client), data.prepare))
