@@ -136,7 +136,6 @@ def test_masked_elements_have_no_gradient() -> None:
 
 
 REFUSED = {
-    "recurrent": lambda: nn.GRU(3, 3, num_layers=2, dropout=0.1),
     "attention": lambda: nn.MultiheadAttention(4, 2, dropout=0.1),
     "encoder layer": lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.1),
 }

@@ -262,12 +262,12 @@ def _other_generators() -> tuple[Any, str]:
 
 
 def draws_by_layers(module: nn.Module) -> bool:
-    """Whether the module has dropout layers; refuses what cannot be drawn per client."""
+    """Whether the module has dropout, in layers of its own or between recurrent ones; refuses what cannot be drawn per
+    client."""
     for child in module.modules():
-        if isinstance(child, nn.RNNBase) and child.dropout:
-            raise InputError(
-                "Dropout between the layers of a recurrent module cannot be drawn per client; set it to 0."
-            )
         if isinstance(child, nn.MultiheadAttention) and child.dropout:
             raise InputError("Dropout inside nn.MultiheadAttention cannot be drawn per client; set it to 0.")
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+    return any(
+        (isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0) or (isinstance(m, nn.RNNBase) and m.dropout > 0)
+        for m in module.modules()
+    )

@@ -1,0 +1,192 @@
+"""The steps of recurrent cells and of their gradients, for N networks at once and in as few operators as they allow.
+
+Shapes: ``given`` [N, T, B, G·H] is what the inputs of all T steps bring to the G gates, a carried state is [N, B, H],
+``weight`` [N, G·H, H] and ``bias`` [N, G·H] are the recurrent ones. A step's tensors stay in the processor's cache, so
+that what can be computed inside a step is not computed for all steps at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a cell did: the states [N, T, B, H], the last carried tensors, and what its gradient needs to know of it."""
+
+    states: Tensor
+    last: Tensors
+    trace: Tensors
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """By what the state before brought to the gates (``fed``), by what the inputs brought to them, block by block
+    (``given``), and by the first carried tensors."""
+
+    fed: Tensor
+    given: Tensors
+    first: Tensors
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``carried`` tensors go from step to step: the state, and whatever else.
+
+    ``forward(given, carry, weight, bias)`` may write into ``given``. ``added`` is the part of the recurrent bias that
+    can as well be added to the inputs' share. ``backward(d_states, d_last, carry, weight, run)`` is its gradient.
+    """
+
+    carried: int
+    added: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor, Tensors, Tensor, Tensor], Run]
+    backward: Callable[[Tensor, Tensors, Tensors, Tensor, Run], Gradient]
+
+
+def _steps(*tensors: Tensor) -> Iterable[Tensors]:
+    """The tensors step by step; their second dimension is time."""
+    return zip(*(x.unbind(1) for x in tensors), strict=True)
+
+
+def _back(*tensors: Tensor) -> Iterable[Tensors]:
+    """The same from the last step to the first."""
+    return zip(*(x.unbind(1)[::-1] for x in tensors), strict=True)
+
+
+def _before(states: Tensor, first: Tensor) -> list[Tensor]:
+    """The state before each step, from the last step to the first."""
+    return [*states[:, :-1].unbind(1)[::-1], first]
+
+
+def _gru_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
+    """r, z = σ(x_rz + W_rz·h + b_rz), m = W_n·h + b_n, n = tanh(x_n + r·m), h ← n + z·(h − n)."""
+    (h,), size = carry, carry[0].shape[-1]
+    states, memory = (given.new_empty(*given.shape[:-1], size) for _ in range(2))
+    fed, transposed, bias_n = given.new_empty(*h.shape[:-1], 3 * size), weight.mT, bias[:, None, 2 * size :]
+    fed_rz, fed_n = fed[..., : 2 * size], fed[..., 2 * size :]
+    for rz, r, z, n, m, state in _steps(given[..., : 2 * size], *given.chunk(3, -1), memory, states):
+        torch.bmm(h, transposed, out=fed)
+        rz.add_(fed_rz).sigmoid_()
+        torch.add(fed_n, bias_n, out=m)
+        n.addcmul_(r, m).tanh_()
+        h = torch.lerp(n, h, z, out=state)
+    return Run(states, (h.clone(),), (given, memory))
+
+
+def _gru_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
+    """With u = d·(1 − z): d_n = u·(1 − n²), d_z = u·z·(h − n), d_m = d_n·r, d_r = d_m·m·(1 − r) and, for the step
+    before, d·z + W·(d_r, d_z, d_m)."""
+    size = carry[0].shape[-1]
+    gates, memory = run.trace
+    found = gates.new_empty(*gates.shape[:-1], 4 * size)  # by r, z, m, n
+    fed, d_h = found[..., : 3 * size], d_last[0].clone()
+    d, u, v = (torch.empty_like(d_h) for _ in range(3))
+    steps = _back(d_states, *gates.chunk(3, -1), memory, fed, *found.chunk(4, -1))
+    for (d_state, r, z, n, m, d_fed, d_r, d_z, d_m, d_n), h in zip(steps, _before(run.states, carry[0]), strict=True):
+        torch.add(d_state, d_h, out=d)
+        torch.mul(d, z, out=d_h)
+        torch.sub(d, d_h, out=u)
+        torch.mul(torch.sub(h, n, out=v).mul_(z), u, out=d_z)
+        torch.addcmul(u, torch.mul(u, n, out=v), n, value=-1, out=d_n)
+        torch.mul(d_n, r, out=d_m)
+        torch.mul(d_m, m, out=v)
+        torch.addcmul(v, v, r, value=-1, out=d_r)
+        d_h.baddbmm_(d_fed, weight)
+    return Gradient(fed, (found[..., : 2 * size], found[..., 3 * size :]), (d_h,))
+
+
+def _lstm_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
+    """i, f, o = σ(·), g = tanh(·), c ← f·c + i·g, h ← o·tanh(c)."""
+    h, c = carry
+    size = h.shape[-1]
+    states, cells, bent = (given.new_empty(*given.shape[:-1], size) for _ in range(3))
+    fed, transposed = given.new_empty(*h.shape[:-1], 4 * size), weight.mT
+    i_f = given[..., : 2 * size]
+    for all_four, both, i, f, g, o, cell, b, state in _steps(given, i_f, *given.chunk(4, -1), cells, bent, states):
+        all_four.add_(torch.bmm(h, transposed, out=fed))
+        both.sigmoid_()
+        g.tanh_()
+        o.sigmoid_()
+        c = torch.mul(f, c, out=cell).addcmul_(i, g)
+        h = torch.mul(o, torch.tanh(c, out=b), out=state)
+    return Run(states, (h.clone(), c.clone()), (given, cells, bent))
+
+
+def _lstm_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
+    """With b = tanh(c) and d_c ← d_c + d·o·(1 − b²): d_o = d·b·o·(1 − o), d_i = d_c·g·i·(1 − i),
+    d_f = d_c·c₋₁·f·(1 − f), d_g = d_c·i·(1 − g²) and, for the step before, d_c·f and W·(d_i, d_f, d_g, d_o)."""
+    gates, cells, bent = run.trace
+    fed = torch.empty_like(gates)
+    d_h, d_c = (x.clone() for x in d_last)
+    d, v, w = (torch.empty_like(d_h) for _ in range(3))
+    steps = _back(d_states, *gates.chunk(4, -1), bent, fed, *fed.chunk(4, -1))
+    for (d_state, i, f, g, o, b, d_fed, d_i, d_f, d_g, d_o), c in zip(steps, _before(cells, carry[1]), strict=True):
+        torch.add(d_state, d_h, out=d)
+        torch.mul(d, o, out=v)
+        d_c.add_(v).addcmul_(v.mul_(b), b, value=-1)
+        d.mul_(b).mul_(o)
+        torch.addcmul(d, d, o, value=-1, out=d_o)
+        torch.mul(d_c, i, out=v)
+        torch.mul(v, g, out=w)
+        torch.addcmul(w, w, i, value=-1, out=d_i)
+        torch.addcmul(v, w, g, value=-1, out=d_g)
+        d_c.mul_(f)
+        torch.mul(d_c, c, out=v)
+        torch.addcmul(v, v, f, value=-1, out=d_f)
+        torch.bmm(d_fed, weight, out=d_h)
+    return Gradient(fed, (fed,), (d_h, d_c))
+
+
+def _rnn_forward(bend_: Callable[[Tensor], Tensor], given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
+    """h ← tanh(x + W·h + b), or with relu."""
+    h, transposed = carry[0], weight.mT
+    fed = torch.empty_like(h)
+    for (state,) in _steps(given):
+        h = bend_(state.add_(torch.bmm(h, transposed, out=fed)))
+    return Run(given, (h.clone(),), ())
+
+
+def _tanh_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
+    fed, d_h = torch.empty_like(run.states), d_last[0].clone()
+    v = torch.empty_like(d_h)
+    for d_state, state, d_fed in _back(d_states, run.states, fed):
+        d_h.add_(d_state)
+        torch.addcmul(d_h, torch.mul(d_h, state, out=v), state, value=-1, out=d_fed)
+        torch.bmm(d_fed, weight, out=d_h)
+    return Gradient(fed, (fed,), (d_h,))
+
+
+def _relu_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
+    fed, d_h = torch.empty_like(run.states), d_last[0].clone()
+    for d_state, on, d_fed in _back(d_states, run.states > 0, fed):
+        torch.mul(d_h.add_(d_state), on, out=d_fed)
+        torch.bmm(d_fed, weight, out=d_h)
+    return Gradient(fed, (fed,), (d_h,))
+
+
+def _all_but_new(bias: Tensor) -> Tensor:
+    """The GRU's recurrent bias without that of n, which r multiplies."""
+    size = bias.shape[-1] // 3
+    return torch.cat([bias[..., : 2 * size], torch.zeros_like(bias[..., 2 * size :])], -1)
+
+
+def _rnn(
+    bend_: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensors, Tensors, Tensor, Run], Gradient]
+) -> Cell:
+    return Cell(1, lambda b: b, partial(_rnn_forward, bend_), backward)
+
+
+CELLS = {
+    "GRU": Cell(1, _all_but_new, _gru_forward, _gru_backward),
+    "LSTM": Cell(2, lambda b: b, _lstm_forward, _lstm_backward),
+    "RNN_TANH": _rnn(torch.tanh_, _tanh_backward),
+    "RNN_RELU": _rnn(torch.relu_, _relu_backward),
+}
+"""By the names that PyTorch has for them."""
