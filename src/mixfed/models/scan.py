@@ -1,23 +1,22 @@
-"""A recurrent layer over a whole sequence as one function with a gradient of its own, alone and under vmap.
+"""A recurrent layer as one function with a gradient of its own, alone and under vmap.
 
 A sequence is many small steps, so that PyTorch's bookkeeping for each operator of each step takes longer than its
-numbers do. Here a step is a few operators for all networks at once (:mod:`mixfed.models.cells`), and what does not hang
-on the step before is one product for all steps: the inputs' share in the gates, and the gradients of weights.
-
-Shapes: ``x`` [N, T, B, I], weights [N, G·H, I] and [N, G·H, H], biases [N, G·H], carried tensors [N, B, H]. Without
-vmap N counts directions. Under vmap a cohort multiplies N where clients have weights of their own. Where the weights
-are everyone's, the cohort is one large batch, and only the gradients of weights are taken client by client.
+numbers do. A layer (:mod:`mixfed.models.layers`) does the work of N networks at once. Without vmap these are its
+directions. Under vmap a cohort multiplies N where clients have weights of their own. Where the weights are everyone's,
+the cohort is one large batch, and only the gradients of weights are taken client by client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixfed.models.cells import CELLS, Run
+from mixfed.models.cells import Run
+from mixfed.models.layers import LAYERS, layer_for, parted
 
 WEIGHTS = 4
 """The weights of inputs and of states, and their biases."""
@@ -25,61 +24,49 @@ WEIGHTS = 4
 
 def scan(cell: str, x: Tensor, weights: Sequence[Tensor], carry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """The states after every step, and the last carried tensors."""
-    states, *others = _applied(_Scan, cell, x, *weights, *carry)
-    return states, others[: CELLS[cell].carried]
+    states, *others = _applied(_Scan, layer_for(cell, x), x, *weights, *carry)
+    return states, others[: len(carry)]
 
 
 class _Scan(torch.autograd.Function):
+    """Of x, weights and carried tensors: the states, the last carried tensors, and a trace for the gradient."""
+
     @staticmethod
     def forward(name: str, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        cell, (w_in, weight, b_in, bias), carry = CELLS[name], given[:WEIGHTS], given[WEIGHTS:]
-        gates = torch.baddbmm((b_in + cell.added(bias))[:, None], x.flatten(1, 2), w_in.mT)
-        run = cell.forward(gates.view(*x.shape[:3], -1), carry, weight, bias)
+        run = LAYERS[name].forward(x, given[:WEIGHTS], given[WEIGHTS:])
         return run.states, *run.last, *run.trace
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.name, *tensors = inputs
-        carried = CELLS[ctx.name].carried
-        states, trace = output[0], output[1 + carried :]
-        ctx.save_for_backward(*tensors, states, *trace)
+        trace = output[1 + LAYERS[ctx.name].carried :]
+        ctx.save_for_backward(*tensors, output[0], *trace)
         ctx.mark_non_differentiable(*trace)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        carried = CELLS[ctx.name].carried
-        return None, *_applied(_Back, ctx.name, None, *gradients[: 1 + carried], *ctx.saved_tensors)
+        return None, *_applied(_Back, ctx.name, 0, *gradients[: 1 + LAYERS[ctx.name].carried], *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, *given: Tensor) -> Any:
-        carried, clients, dims = CELLS[name].carried, info.batch_size, in_dims[1:]
-        places = [2, *[0] * WEIGHTS, *[1] * carried]
-        folded = all(dim is None for dim in dims[1 : 1 + WEIGHTS])
-        made = _folded(given, dims, places, clients) if folded else _stacked(given, dims, clients)
-        found = _applied(_Scan, name, *made)
-        places = [2, *[1] * carried, *[2] * (len(found) - 1 - carried)]
-        return _apart(found, places if folded else [0] * len(found), clients)
+        layer, clients, dims = LAYERS[name], info.batch_size, in_dims[1:]
+        if not _shared(name, dims[1:]):
+            return _apart(_applied(_Scan, name, *_stacked(given, dims, clients)), [], clients)
+        found = _applied(_Scan, name, *_folded(given, dims, [2, *[0] * WEIGHTS, *[1] * layer.carried], clients))
+        return _apart(found, [2, *[1] * layer.carried, *[2] * (len(found) - 1 - layer.carried)], clients)
 
 
 class _Back(torch.autograd.Function):
-    """The gradients of a scan's tensors. Where its batch is made of so many ``clients``, each has a gradient of the
-    weights."""
+    """The gradients of a scan's x, weights and carried tensors; by ``clients``, of whom its batch is made, or 0."""
 
     @staticmethod
-    def forward(name: str, clients: int | None, *given: Tensor) -> tuple[Tensor, ...]:
-        cell = CELLS[name]
-        (d_states, *d_last), rest = given[: 1 + cell.carried], given[1 + cell.carried :]
-        (x, w_in, weight, _, _), carry = rest[: 1 + WEIGHTS], rest[1 + WEIGHTS :][: cell.carried]
-        states, *trace = rest[1 + WEIGHTS + cell.carried :]
-        found = cell.backward(d_states, tuple(d_last), carry, weight, Run(states, (), tuple(trace)))
-        first, d_x, start = carry[0][:, None], x.new_zeros(x.shape), 0
-        for d in found.given:
-            d_x.flatten(1, 2).baddbmm_(d.flatten(1, 2), w_in[:, start : start + d.shape[-1]])
-            start += d.shape[-1]
-        d_w_in = torch.cat([_product(d, x, clients) for d in found.given], -2)
-        d_weight = _product(found.fed[:, 1:], states[:, :-1], clients) + _product(found.fed[:, :1], first, clients)
-        d_b_in = torch.cat([_total(d, clients) for d in found.given], -1)
-        return d_x, d_w_in, d_weight, d_b_in, _total(found.fed, clients), *found.first
+    def forward(name: str, clients: int, *given: Tensor) -> tuple[Tensor, ...]:
+        layer = LAYERS[name]
+        tensors = iter(given)
+        d_states, d_last = next(tensors), _next(tensors, layer.carried)
+        x, weights, carry = next(tensors), _next(tensors, WEIGHTS), _next(tensors, layer.carried)
+        run = Run(next(tensors), (), tuple(tensors))
+        return layer.backward(d_states, d_last, x, weights, carry, run, clients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -90,33 +77,20 @@ class _Back(torch.autograd.Function):
         raise RuntimeError("The gradient of a recurrent layer cannot itself be differentiated.")
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], name: str, parts: int | None, *given: Tensor) -> Any:
-        carried, clients, dims = CELLS[name].carried, info.batch_size, in_dims[2:]
+    def vmap(info: Any, in_dims: tuple[Any, ...], name: str, parts: int, *given: Tensor) -> Any:
+        carried, clients, dims = LAYERS[name].carried, info.batch_size, in_dims[2:]
+        if parts or not _shared(name, dims[2 + carried :]):
+            return _apart(_applied(_Back, name, parts, *_stacked(given, dims, clients)), [], clients)
         places = [2, *[1] * carried, 2, *[0] * WEIGHTS, *[1] * carried]
         places += [2] * (len(given) - len(places))
-        weights = dims[2 + carried :][:WEIGHTS]
-        folded = parts is None and all(dim is None for dim in weights)
-        made = _folded(given, dims, places, clients) if folded else _stacked(given, dims, clients)
-        found = _applied(_Back, name, clients if folded else parts, *made)
-        if not folded:
-            return _apart(found, [0] * len(found), clients)
-        ours, first = found[1 : 1 + WEIGHTS], (_parted(x, 1, clients) for x in found[1 + WEIGHTS :])
-        return (_parted(found[0], 2, clients), *ours, *first), (2, *[1] * (len(found) - 1))
+        d_x, *others = _applied(_Back, name, clients, *_folded(given, dims, places, clients))
+        first = (parted(x, 1, clients) for x in others[WEIGHTS:])
+        return (parted(d_x, 2, clients), *others[:WEIGHTS], *first), (2, *[1] * len(others))
 
 
-def _product(d: Tensor, inputs: Tensor, clients: int | None) -> Tensor:
-    """Σ dᵀ·inputs over steps and batch: [N, G, I], or [N, clients, G, I]."""
-    if clients is None:
-        return torch.bmm(d.flatten(1, 2).mT, inputs.flatten(1, 2))
-    d, inputs = (_parted(x, 2, clients).movedim(2, 1).flatten(2, 3) for x in (d, inputs))
-    return torch.matmul(d.mT, inputs)
-
-
-def _total(d: Tensor, clients: int | None) -> Tensor:
-    """Σ d over steps and batch: [N, G], or [N, clients, G]."""
-    if clients is None:
-        return d.sum((1, 2))
-    return _parted(d, 2, clients).sum((1, 3))
+def _shared(name: str, dims: Sequence[int | None]) -> bool:
+    """Whether the cohort can be one batch: the weights, which come first, are everyone's."""
+    return LAYERS[name].folds and all(dim is None for dim in dims[:WEIGHTS])
 
 
 def _folded(given: Sequence[Tensor], dims: Sequence[int | None], places: Sequence[int], clients: int) -> list[Tensor]:
@@ -133,13 +107,13 @@ def _stacked(given: Sequence[Tensor], dims: Sequence[int | None], clients: int) 
 
 
 def _apart(found: Sequence[Tensor], places: Sequence[int], clients: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The cohort as a dimension of its own again, and where that is."""
-    outputs = (_parted(x, place, clients) for x, place in zip(found, places, strict=True))
-    return tuple(outputs), tuple(places)
+    """The cohort as a dimension of its own again, at these places (none: first everywhere)."""
+    places = places or [0] * len(found)
+    return tuple(parted(x, place, clients) for x, place in zip(found, places, strict=True)), tuple(places)
 
 
-def _parted(x: Tensor, place: int, clients: int) -> Tensor:
-    return x.view(*x.shape[:place], clients, x.shape[place] // clients, *x.shape[place + 1 :])
+def _next(tensors: Iterator[Tensor], count: int) -> tuple[Tensor, ...]:
+    return tuple(islice(tensors, count))
 
 
 def _applied(function: type[torch.autograd.Function], *given: Any) -> tuple[Tensor, ...]:

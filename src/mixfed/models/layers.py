@@ -1,0 +1,145 @@
+"""A recurrent layer over a whole sequence and its gradient, for N networks at once; tensors are plain here.
+
+Shapes: ``x`` [N, T, B, I], weights [N, G·H, I] and [N, G·H, H], biases [N, G·H], carried tensors [N, B, H].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mixfed.models.cells import CELLS, Cell, Run, Tensors
+
+
+class Layer(Protocol):
+    """``carried`` tensors go from step to step. Where ``folds``, clients that share their weights may be one batch."""
+
+    @property
+    def carried(self) -> int: ...
+
+    @property
+    def folds(self) -> bool: ...
+
+    def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
+        """The states, the last carried tensors, and what the gradient needs; where it folds, [N, T, B, …] each."""
+
+    def backward(
+        self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
+    ) -> tuple[Tensor, ...]:
+        """The gradients by x, weights and carry. A batch that is made of several ``clients`` (0: it is not) has
+        gradients by weights [N, clients, …]."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A cell, step by step.
+
+    What does not hang on the step before is one product for all steps: the inputs' share in the gates, and the
+    gradients of weights.
+    """
+
+    cell: Cell
+    folds: bool = True
+
+    @property
+    def carried(self) -> int:
+        """As many as the cell says."""
+        return self.cell.carried
+
+    def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
+        """See :class:`Layer`."""
+        w_in, weight, b_in, bias = weights
+        gates = torch.baddbmm((b_in + self.cell.added(bias))[:, None], x.flatten(1, 2), w_in.mT)
+        return self.cell.forward(gates.view(*x.shape[:3], -1), carry, weight, bias)
+
+    def backward(
+        self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
+    ) -> tuple[Tensor, ...]:
+        """See :class:`Layer`."""
+        w_in, weight, _, _ = weights
+        found = self.cell.backward(d_states, d_last, carry, weight, run)
+        d_x, start = x.new_zeros(x.shape), 0
+        for d in found.given:
+            d_x.flatten(1, 2).baddbmm_(d.flatten(1, 2), w_in[:, start : start + d.shape[-1]])
+            start += d.shape[-1]
+        d_w_in = torch.cat([_product(d, x, clients) for d in found.given], -2)
+        d_weight = _product(found.fed[:, :1], carry[0][:, None], clients)
+        d_weight += _product(found.fed[:, 1:], run.states[:, :-1], clients)
+        d_b_in = torch.cat([_total(d, clients) for d in found.given], -1)
+        return d_x, d_w_in, d_weight, d_b_in, _total(found.fed, clients), *found.first
+
+
+@dataclass(frozen=True)
+class OneDnnLSTM:
+    """The LSTM of oneDNN, one network after the other: all steps are a single operator, which is faster.
+
+    ``nn.LSTM`` uses it too, but not under vmap.
+    """
+
+    carried: int = 2
+    folds: bool = False
+
+    def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
+        """See :class:`Layer`."""
+        size = carry[0].shape[-1]
+        with torch.enable_grad():  # else it keeps nothing for its gradient
+            each = [
+                torch.ops.aten.mkldnn_rnn_layer(*one, False, [], _LSTM, size, 1, True, False, False, True)
+                for one in _networks(x.detach(), *weights, *carry)
+            ]
+        states, h, c, workspace = map(torch.stack, zip(*each, strict=True))
+        return Run(states, (h, c), (h.clone(), c.clone(), workspace))
+
+    def backward(
+        self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
+    ) -> tuple[Tensor, ...]:
+        """See :class:`Layer`."""
+        size = carry[0].shape[-1]
+        each = [
+            torch.ops.aten.mkldnn_rnn_layer_backward(
+                *one[:-1], False, _LSTM, size, 1, True, True, False, [], False, one[-1]
+            )
+            for one in _networks(x, *weights, *carry, run.states, *run.trace[:2], d_states, *d_last, run.trace[2])
+        ]
+        return tuple(map(torch.stack, zip(*each, strict=True)))
+
+
+def _networks(*tensors: Tensor) -> list[Tensors]:
+    """The tensors of every network."""
+    return list(zip(*(x.detach().contiguous().unbind() for x in tensors), strict=True))
+
+
+def _product(d: Tensor, inputs: Tensor, clients: int) -> Tensor:
+    """Σ dᵀ·inputs over steps and batch: [N, G, I], or [N, clients, G, I]."""
+    if not clients:
+        return torch.bmm(d.flatten(1, 2).mT, inputs.flatten(1, 2))
+    d, inputs = (parted(x, 2, clients).movedim(2, 1).flatten(2, 3) for x in (d, inputs))
+    return torch.matmul(d.mT, inputs)
+
+
+def _total(d: Tensor, clients: int) -> Tensor:
+    """Σ d over steps and batch: [N, G], or [N, clients, G]."""
+    return parted(d, 2, clients).sum((1, 3)) if clients else d.sum((1, 2))
+
+
+def parted(x: Tensor, place: int, clients: int) -> Tensor:
+    """The tensor with the dimension at this place in two: clients, and what each has of it."""
+    return x.view(*x.shape[:place], clients, x.shape[place] // clients, *x.shape[place + 1 :])
+
+
+_LSTM = 2
+"""The number of an LSTM among oneDNN's layers."""
+
+LAYERS: dict[str, Layer] = {name: Stepped(cell) for name, cell in CELLS.items()} | {"LSTM_ONEDNN": OneDnnLSTM()}
+"""By the names that PyTorch has for cells."""
+
+_HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def layer_for(cell: str, x: Tensor) -> str:
+    """The name of the layer that suits a cell and its inputs best."""
+    fused = _HAS_ONEDNN and cell == "LSTM" and x.dtype == torch.float32 and x.device.type == "cpu"
+    return f"{cell}_ONEDNN" if fused else cell
