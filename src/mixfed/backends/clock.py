@@ -1,8 +1,9 @@
-"""A virtual clock: when simulated clients report, in the schedule's own time."""
+"""Clocks in the schedule's own time: a virtual one for simulated clients, and a real one for devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,32 @@ class VirtualClock:
             found[source] = (numbers[come], due[come])
             self._due[source] = (numbers[~come], due[~come])
         return Reports(now, _some(found), over=not any(np.isfinite(due).any() for _, due in self._due.values()))
+
+
+class RealClock:
+    """Real time in the schedule's unit: a round lasts at most so many ``seconds``.
+
+    A round whose clients have all reported ends early. Then the clock is put forward to the beginning of the next one,
+    so that the policy's rules (what is late, how long a client is waited for) hold for real time as they are.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        tick: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.seconds, self.tick, self.sleep = seconds, tick, sleep
+        self.put_forward(0.0)
+
+    def read(self) -> float:
+        """The time in rounds."""
+        return self._at + (self.tick() - self._since) / self.seconds
+
+    def put_forward(self, reading: float) -> None:
+        """Lets the clock read this."""
+        self._at, self._since = reading, self.tick()
 
 
 def _some(

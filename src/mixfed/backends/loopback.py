@@ -34,12 +34,14 @@ class Loopback:
     def __init__(self, tests: Mapping[str, FederatedData] | None = None, measure: Measure | None = None) -> None:
         self._tests, self._measure = tests or {}, measure
         self.runtimes: dict[tuple[str, int], ClientRuntime] = {}
+        self._stores: dict[tuple[str, int], PrivateStore] = {}
 
     def start(self, run: Run, saved: Mapping[str, Any] | None) -> None:
         """Takes up a run, with the requests in flight and the devices of its checkpoint if it has one."""
         self.run, self.algorithm = run, run.algorithm
         self.letters = Correspondence(run)
         self.runtimes.clear()
+        self._stores.clear()
         self._requests: dict[tuple[str, int], Letter] = {}
         if saved is not None:
             self.letters.restore(saved["letters"])
@@ -49,7 +51,8 @@ class Loopback:
             for source, devices in saved["devices"].items():
                 for client, private in devices.items():
                     there = tree.to_device(private, run.algorithm.model.device)
-                    self._runtime(source, int(client)).privates.restore(there)
+                    self._runtime(source, int(client))
+                    self._stores[source, int(client)].restore(there)
         self.clock = VirtualClock(run)
 
     def state(self) -> dict[str, Any]:
@@ -58,8 +61,8 @@ class Loopback:
         for (source, number), letter in self._requests.items():
             requests[source][str(number)] = {name: wire.to_tensor(block) for name, block in vars(letter).items()}
         devices: dict[str, dict[str, Any]] = {source: {} for source in self.algorithm.batching}
-        for (source, client), runtime in self.runtimes.items():
-            devices[source][str(client)] = runtime.privates.tree()
+        for (source, client), store in self._stores.items():
+            devices[source][str(client)] = store.tree()
         return {"requests": requests, "devices": devices, "letters": self.letters.state()}
 
     def clients(self) -> Loopback:
@@ -112,12 +115,13 @@ class Loopback:
                 for name, data in self._tests.items()
                 if source == CLIENTS and data.sizes(np.array([client]))[0] > 0
             }
+            store = self._stores[source, client] = PrivateStore(lambda: untouched)
             self.runtimes[source, client] = ClientRuntime(
                 self.algorithm,
                 source,
                 client,
                 self.run.data[source].select(np.array([client])),
-                PrivateStore(lambda: untouched),
+                store,
                 tests=tests,
                 measure=self._measure,
             )

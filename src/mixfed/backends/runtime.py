@@ -11,9 +11,9 @@ requests are answered:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from mixfed.backends.work import as_convolved, bytes_of_own, client_work, fits, 
 from mixfed.core.algorithm import Algorithm, Message, Private
 from mixfed.core.batches import Batches, Plan, Sample, plan_device
 from mixfed.core.ledger import Ledger, count_work
-from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, explained
@@ -32,6 +31,18 @@ from mixfed.transforms.rows.select import RowDelivery, RowRequest, ask
 
 Measure = Callable[[Algorithm, Params, CentralData, Sequence[str]], dict[str, float]]
 """Sums of metrics over examples, and their number under ``examples``."""
+
+
+class Keeps(Protocol):
+    """Where a device's private parts are: :class:`mixfed.core.private.PrivateStore`, or files on its own disk."""
+
+    def get(self, source: str, client: int, first: Private | None = None) -> Private: ...
+
+    def put(self, source: str, client: int, private: Private) -> None: ...
+
+    def seen(self, source: str) -> Sized: ...
+
+    def lacking(self, source: str, part: str, clients: NDArray[np.int64]) -> int: ...
 
 
 class ClientRuntime:
@@ -47,7 +58,7 @@ class ClientRuntime:
         source: str,
         client: int,
         data: FederatedData,
-        privates: PrivateStore,
+        privates: Keeps,
         *,
         tests: Mapping[str, CentralData] | None = None,
         measure: Measure | None = None,

@@ -43,12 +43,14 @@ class Run:
 class Reports:
     """What :meth:`Backend.wait` saw: the time now, and by source the jobs that were reported, with their times.
 
+    ``lost`` are jobs that are known never to be reported (their device has gone): nobody waits for them any longer.
     ``over`` says that none of the other jobs in flight will ever be reported.
     """
 
     now: float
     jobs: Mapping[str, tuple[NDArray[np.int64], Times]]
     over: bool = False
+    lost: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -117,14 +117,16 @@ class Dropouts:
 
 @dataclass(frozen=True)
 class Trace:
-    """Delays that were measured: a CSV file with a column ``delay`` and, if wished, a column ``client``.
+    """Delays that were measured: a CSV file with a column ``delay`` and, if wished, columns ``client`` and ``round``.
 
-    A job takes one of the lines by chance; where the file has lines of its client, one of those.
+    A job takes one of the lines by chance; where the file has lines of its client, one of those; and where it has the
+    line of its client and its round (as a federation writes them, delays.csv), that one.
     """
 
     file: str
     delays: Delays = field(init=False, repr=False, compare=False)
     lines: dict[int, NDArray[np.int64]] = field(init=False, repr=False, compare=False)
+    exact: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -139,8 +141,13 @@ class Trace:
             raise InputError(f"The trace {self.file} needs lines with delays of at least 0 rounds.")
         try:
             owners = np.array([int(row.get("client") or -1) for row in rows])
+            rounds = [int(row.get("round") or -1) for row in rows]
         except ValueError as error:
-            raise InputError(f"The trace {self.file} has a 'client' that is not the number of one.") from error
+            raise InputError(
+                f"The trace {self.file} has a 'client' or 'round' that is not the number of one."
+            ) from error
+        exact = {(r, c): i for i, (r, c) in enumerate(zip(rounds, owners.tolist(), strict=True)) if r >= 0}
+        object.__setattr__(self, "exact", exact)
         object.__setattr__(self, "delays", delays)
         object.__setattr__(self, "lines", {int(c): np.flatnonzero(owners == c) for c in np.unique(owners)})
 
@@ -148,7 +155,8 @@ class Trace:
         chance = _uniform(seed, "trace", round, source, clients)
         every = np.arange(len(self.delays))
         found = [self.lines.get(int(c), self.lines.get(-1, every)) for c in clients]
-        chosen = [lines[int(u * len(lines))] for lines, u in zip(found, chance, strict=True)]
+        drawn = [int(lines[int(u * len(lines))]) for lines, u in zip(found, chance, strict=True)]
+        chosen = [self.exact.get((round, int(c)), line) for c, line in zip(clients, drawn, strict=True)]
         return self.delays[np.array(chosen, dtype=np.int64)]
 
 

@@ -111,6 +111,10 @@ class JobBook:
         columns = self._columns
         return self._take(np.flatnonzero(np.isinf(columns["reported"]) & (columns["asked"] + patience <= now)))
 
+    def strike(self, numbers: Numbers) -> Jobs:
+        """Strikes out these jobs, which will never be reported."""
+        return self._take(np.flatnonzero(np.isin(self._columns["number"], numbers)))
+
     def take_late(self, round: int, since: float, before: float) -> Jobs:
         """Strikes out what was asked in an earlier round and reported between the two times.
 
@@ -127,7 +131,7 @@ class JobBook:
 
     def take(self, jobs: Jobs) -> None:
         """Strikes these jobs out, to be collected; their messages are needed until :meth:`end_round`."""
-        self._take(np.flatnonzero(np.isin(self._columns["number"], jobs.numbers)))
+        self.strike(jobs.numbers)
 
     def end_round(self) -> None:
         """All jobs that were taken have been collected or discarded."""

@@ -196,6 +196,8 @@ class Policy:
         for source, (numbers, times) in reports.jobs.items():
             self.books[source].mark(numbers, times)
             self._remember(self.books[source].of(numbers), times)
+        for source, numbers in reports.lost.items():
+            self._discard(backend, source, self.books[source].strike(numbers), reported=False)
         return reports.over
 
     def _remember(self, jobs: Jobs, times: Times) -> None:

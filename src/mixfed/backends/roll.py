@@ -1,0 +1,181 @@
+"""The roll of a federation: which sites are there, which clients each of them holds, and who of them is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mixfed.backends.clock import RealClock
+from mixfed.backends.parcels import Parcel, Post, marks, refusal
+from mixfed.errors import RunStopped
+
+if TYPE_CHECKING:
+    from mixfed.backends.federation import Terms
+
+Client = tuple[str, int]
+"""A source, and a client's number in it."""
+T = TypeVar("T")
+
+LOOK_AGAIN = 2.0
+"""Seconds after which the roll is called again."""
+
+
+@dataclass
+class _Present:
+    """A site that has greeted: its clients, whether empty parcels cost it nothing, and what it is busy with."""
+
+    clients: set[Client]
+    warm: bool
+    under_way: set[str] = field(default_factory=set)
+
+
+class Roll:
+    """Greets sites, and knows where clients are.
+
+    A site that comes back under another number takes its clients over. A warm site that has nothing to do is sent an
+    empty parcel (a nudge) over and over: Flower's nodes sleep for three seconds when they find no message, and look
+    again at once after one.
+    """
+
+    def __init__(self, post: Post, experiment: str, terms: Terms, clock: RealClock, say: Callable[[str], None]) -> None:
+        self.post, self.experiment, self.terms, self.clock, self.say = post, experiment, terms, clock, say
+        self.asked: dict[str, tuple[str, int]] = {}
+        """Greetings and nudges under way: their kind and site by name."""
+        self._present: dict[int, _Present] = {}
+        self._greeted: set[int] = set()
+        self._home: dict[Client, int] = {}
+        self._refused: dict[int, str] = {}
+        self._looked = -LOOK_AGAIN
+        self._bad = 0
+
+    def header(self, kind: str) -> dict[str, Any]:
+        """The header of a parcel of this kind."""
+        return marks(self.experiment) | {"kind": kind}
+
+    def assemble(self, population: Collection[Client]) -> None:
+        """Waits until every client of the population is there; goes on without some when the time is over."""
+        self._wait(lambda: self._home.keys() >= set(population))
+        missing = sorted(set(population) - self._home.keys())
+        if missing and self._home:
+            names = ", ".join(f"{client} of '{source}'" for source, client in missing[:5])
+            self.say(f"{len(missing)} of {len(population)} clients are not there yet (client {names}).")
+        self.require_somebody()
+
+    def require_somebody(self) -> None:
+        """Waits until there is a site, and stops the run where none comes."""
+        if not self._present:
+            self._wait(lambda: bool(self._present))
+        if not self._present:
+            why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
+            raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
+
+    def by_site(
+        self, jobs: Iterable[tuple[tuple[str, int], int]]
+    ) -> dict[int | None, list[tuple[tuple[str, int], int]]]:
+        """Jobs, each with its client, by the site that holds the client; None for those whose site is not there."""
+        found: dict[int | None, list[tuple[tuple[str, int], int]]] = {}
+        for key, client in jobs:
+            found.setdefault(self._home.get((key[0], client)), []).append((key, client))
+        return found
+
+    def busy(self, site: int, name: str) -> None:
+        """A parcel is under way to this site."""
+        if site in self._present:
+            self._present[site].under_way.add(name)
+
+    def free(self, site: int, name: str) -> None:
+        """The site has answered the parcel."""
+        if site in self._present:
+            self._present[site].under_way.discard(name)
+
+    def hears(self, name: str, answer: Parcel | str) -> bool:
+        """Whether an answer was to a greeting or a nudge, which it then takes note of."""
+        if name not in self.asked:
+            return False
+        kind, site = self.asked.pop(name)
+        self.free(site, name)
+        if kind == "hello":
+            self._meet(site, answer)
+        return True
+
+    def look_around(self) -> list[int]:
+        """Greets sites that are new, now and then; the sites that have gone since."""
+        if self.clock.tick() - self._looked < LOOK_AGAIN:
+            return []
+        self._looked = self.clock.tick()
+        there = self.post.sites()
+        gone = [site for site in self._present if site not in there]
+        for site in gone:
+            self.say(f"Site {site} has gone.")
+            self._leave(site)
+        new = sorted(there - self._greeted)
+        self._greeted = (self._greeted & there) | set(new)
+        self._send("hello", new)
+        return gone
+
+    def nudge(self) -> int:
+        """Keeps idle sites awake; to how many a nudge was sent."""
+        idle = [site for site, present in self._present.items() if present.warm and not present.under_way]
+        self._send("nudge", idle)
+        return len(idle)
+
+    def refused(self, answer: Parcel, count: int) -> str | None:
+        """Why an answer cannot be used, in one sentence; None where it has what this experiment asked for."""
+        why = answer.header.get("refused") or refusal(answer.header, self.experiment)
+        if not why and len(answer.blocks) != count:
+            why = f"The answer is for {len(answer.blocks)} clients, and {count} were asked."
+        return str(why) if why else None
+
+    def good(self) -> None:
+        """A site has done its work."""
+        self._bad = 0
+
+    def bad(self, count: int, why: str) -> None:
+        """So many jobs were lost; a run whose sites all fail, again and again, is stopped."""
+        self._bad += count
+        if self._bad > 5 + 3 * len(self._home):
+            raise RunStopped(f"The last {self._bad} jobs were all lost, so the run stopped. {why}")
+
+    def _meet(self, site: int, answer: Parcel | str) -> None:
+        """Takes a site in, or refuses it."""
+        why = (
+            answer
+            if isinstance(answer, str)
+            else answer.header.get("refused") or refusal(answer.header, self.experiment)
+        )
+        if why or isinstance(answer, str):
+            if isinstance(answer, str):  # it may do better the next time
+                self._greeted.discard(site)
+            if self._refused.get(site) != why:
+                self.say(f"Site {site} is refused: {why}")
+            self._refused[site] = str(why)
+            return
+        clients = {(str(source), int(n)) for source, numbers in answer.header["clients"].items() for n in numbers}
+        for former in {self._home[client] for client in clients if client in self._home} - {site}:
+            self.say(f"Site {former} has come back as site {site}.")
+            self._leave(former)
+        self._present[site] = _Present(clients, bool(answer.header.get("warm")))
+        self._home |= dict.fromkeys(clients, site)
+
+    def _leave(self, site: int) -> None:
+        self._present.pop(site, None)
+        self._home = {client: home for client, home in self._home.items() if home != site}
+
+    def _send(self, kind: str, sites: Collection[int]) -> None:
+        if not sites:
+            return
+        names = self.post.send([(site, Parcel(self.header(kind))) for site in sites], self.terms.ttl)
+        for site, name in zip(sites, names, strict=True):
+            if name is not None:
+                self.asked[name] = (kind, site)
+                self.busy(site, name)
+
+    def _wait(self, enough: Callable[[], bool]) -> None:
+        until = self.clock.tick() + self.terms.assemble
+        self.look_around()
+        while not enough() and self.clock.tick() < until:
+            for name, answer in self.post.receive(list(self.asked)):
+                self.hears(name, answer)
+            self.look_around()
+            self.clock.sleep(self.terms.poll)
