@@ -8,12 +8,14 @@ of every client, dropout masks) come from a hash of a key and a counter, in NumP
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -55,6 +57,17 @@ def tensor_bits(keys: Tensor, counters: Tensor) -> Tensor:
         x = (x ^ _shift(x, 27)) * signed(_SECOND)
         x = x ^ _shift(x, 31)
     return x
+
+
+def tensor_counters(shape: Sequence[int], first: int, device: torch.device) -> Tensor:
+    """A counter for every element: ``first`` and a number that its coordinates decide, in a tensor of any size."""
+    import torch
+
+    total = torch.full((1,) * len(shape), first, device=device)
+    for axis, size in enumerate(shape):
+        along = torch.arange(size, device=device) * signed(_FIRST**axis)
+        total = total + along.view(-1, *(1,) * (len(shape) - axis - 1))
+    return total
 
 
 def tensor_uniform(keys: Tensor, counters: Tensor) -> Tensor:

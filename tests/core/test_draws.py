@@ -71,6 +71,25 @@ def test_loop_and_vmap_agree_whatever_the_global_generator(name: str) -> None:
     assert not any(torch.allclose(x, plain[n]) for n, x in reference.items())
 
 
+class TimeFirst(nn.Module):
+    """A network with its examples in the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = F.dropout(x.T[..., None], 0.5, self.training)
+        return self.layer(steps + 0.1 * torch.randn_like(steps)).mean(0)
+
+
+def test_padding_changes_nothing_where_examples_are_not_the_first_dimension() -> None:
+    torch.manual_seed(0)
+    model = Model(TimeFirst(), cross_entropy)
+    loop, vmap = (train(averaging(model), DATA, executor).params for executor in ("loop", "vmap"))
+    assert_close(vmap, loop, 2e-6)
+
+
 REFUSED: dict[str, tuple[Noise, str]] = {
     "randperm": (lambda x: x[torch.randperm(len(x))], "torch.randperm"),
     "multinomial": (lambda x: x * torch.multinomial(torch.ones(6), 6), "torch.multinomial"),

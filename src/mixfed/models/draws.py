@@ -3,8 +3,8 @@
 PyTorch draws from one global generator, in the order in which clients happen to run: a resumed run finds it in another
 state, and a vmapped cohort cannot give each client the numbers it would have had alone. While :class:`KeyedDraws` is
 active, dropout and the usual functions that draw take their numbers from (key, how many draws came before, element)
-instead. The module needs no change. Elements are counted along the first dimension first, which is that of examples, so
-that padding at a batch's end changes nothing.
+instead. The module needs no change. An element is known by its coordinates, whatever the size of the tensor, so that
+padding at a batch's end changes nothing, wherever a network has the dimension of examples.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class KeyedDraws(TorchFunctionMode):
             raise InputError(
                 "A model that draws random numbers trains on batches that carry a 'key' to draw them from."
             )
-        elements = torch.arange(like.numel(), device=like.device).reshape(like.shape)
-        bits = rng.tensor_bits(self.key.to(like.device), elements + (self.draws << 40))
+        elements = rng.tensor_counters(like.shape, self.draws << 40, like.device)
+        bits = rng.tensor_bits(self.key.to(like.device), elements)
         self.draws += 1
         return bits
 
