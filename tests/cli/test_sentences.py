@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from mixfed.algorithms.feddle.atlas import Atlas
 from mixfed.cli.common import reported
 from mixfed.cli.console import sentence
 from mixfed.core.device import usable_device
@@ -203,6 +205,8 @@ def test_what_does_not_fit_into_memory_is_said_with_its_size() -> None:
         match=r"^A thing takes 1,000,000,000,000,000 bytes, and this machine has [\d,]+ of memory; buy more\.$",
     ):
         require_memory("A thing", 10**15, "buy more")
+    with pytest.raises(InputError, match=r"An atlas of 1000000000000 anchors takes 8,000,000,000,000 bytes"):
+        Atlas.empty(10**12, 2, 32, torch.device("cpu"), torch.float32)
 
 
 def test_a_device_that_is_there() -> None:

@@ -77,6 +77,16 @@ def test_no_parameter_global_is_local_only() -> None:
     assert all(torch.equal(x, none.params[n]) for n, x in setup().client.model.initial().items())
 
 
+def test_clients_that_send_nothing_are_timed_too() -> None:
+    """The choice of an execution looks at the uploads, of which there are none."""
+    algorithm = local_global(fedavg(setup().client), lambda name: False)
+    chosen, looped = (
+        learnt(run(algorithm, FEDERATED, rounds=2, cohort=5, seed=1, backend=Simulator(executor)))
+        for executor in ("auto", "loop")
+    )
+    assert all(torch.allclose(x, looped[n], rtol=1e-5, atol=1e-6) for n, x in chosen.items())
+
+
 SEVERAL = FEDERATED.select(FEDERATED.sizes() > 1)
 """Clients with more than one example, which BatchNorm needs."""
 

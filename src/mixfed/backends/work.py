@@ -44,14 +44,16 @@ def norm_of(upload: Upload, private: Private) -> float:
 
 
 def norms_of(upload: Upload, private: Private, real: Mapping[str, Tensor] | None = None) -> list[float]:
-    """The same for each client of a chunk; of a table in ``real`` only the rows [clients, n] count that it marks."""
-    norms = _norms(upload, real or {}, lambda x: torch.linalg.vector_norm(x, dim=1))
-    if not bool(torch.isfinite(norms).all()):  # perhaps only the squares are too large
-        norms = torch.where(torch.isfinite(norms), norms, _norms(upload, real or {}, _norm_of_large))
-    # A sum is finite exactly where all its terms are (and it can hold them).
-    sums = [x.reshape(len(x), -1).sum(1) for x in (upload.weight, *tree.leaves(private))]
-    finite = torch.isfinite(torch.stack([x.double() for x in sums]).sum(0))
-    return torch.where(finite, norms, torch.nan).tolist()
+    """The same for each client of a chunk; of a table in ``real`` only the rows [clients, n] count that it marks.
+
+    Zero times a sum is zero exactly where all its terms are finite (and the sum can hold them).
+    """
+    others = sum((x.reshape(len(x), -1).sum(1) for x in tree.leaves(private)), upload.weight)
+    norms = (_norms(upload, real or {}, lambda x: torch.linalg.vector_norm(x, dim=1)) + 0 * others).tolist()
+    if all(map(math.isfinite, norms)):
+        return norms
+    large = (_norms(upload, real or {}, _norm_of_large) + 0 * others).tolist()  # perhaps only squares were infinite
+    return [norm if math.isfinite(norm) else other for norm, other in zip(norms, large, strict=True)]
 
 
 def fits(norm: float, bound: float | None) -> bool:
@@ -60,14 +62,14 @@ def fits(norm: float, bound: float | None) -> bool:
 
 
 def _norms(upload: Upload, real: Mapping[str, Tensor], norm: Callable[[Tensor], Tensor]) -> Tensor:
-    parts = [torch.zeros_like(upload.weight, dtype=torch.float64)]
+    parts = []
     for leaves in upload.values.values():
         for name, x in leaves.items():
             x = x if x.dtype in (torch.float32, torch.float64) else x.float()
             if name in real:
                 x = norm(x.flatten(0, 1).flatten(1)).view(x.shape[:2]).masked_fill(~real[name], 0)
-            parts.append(norm(x.reshape(len(x), -1)).double())
-    return norm(torch.stack(parts, 1))
+            parts.append(norm(x.reshape(len(x), -1)))
+    return norm(torch.stack(parts, 1)) if parts else torch.zeros_like(upload.weight)
 
 
 def _norm_of_large(x: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ class Policy:
         bound = self.algorithm.bound
         what = "a number that is not finite" + (f" or a norm beyond the bound of {bound:g}" if bound else "")
         absurd = worst(self.faults.all())
-        way_out = "lower the learning rate or clip the gradients" + (" or raise the bound" if bound else "")
+        way_out = ("raise the bound, " if bound else "") + "lower the learning rate or clip the gradients"
         if absurd is not None:
             way_out = (
                 f"client {absurd.client} of '{absurd.source}' had sent an update {absurd.ratio:.0e} times as long as"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mixfed.core.storage import Place, check_place, room
 from mixfed.core.tree import Params
-from mixfed.errors import InputError
+from mixfed.errors import InputError, require_memory
 
 BLOCK = 4096
 _AT_ONCE = 1 << 20
@@ -54,6 +54,9 @@ class Atlas:
             raise InputError(f"Anchors are stored in 8 or 32 bits, not in {bits}.")
         check_place(place, "Anchors")
         blocks, length, stored = (-(-width // BLOCK), BLOCK, torch.int8) if bits == 8 else (1, width, dtype)
+        if place != "disk":
+            needed = blocks * size * length * stored.itemsize
+            require_memory(f"An atlas of {size} anchors", needed, "choose a smaller one")
         rows = room((blocks, size, length), stored, device, place)
         none = torch.zeros(0, device=device, dtype=dtype)
         return cls(size, width, rows, torch.ones(blocks, size, device=rows.device, dtype=dtype), none, none, none)
