@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,10 @@ from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
 from mixfed.backends.run import run
-from mixfed.backends.simulator import choice
+from mixfed.backends.simulator import choice, timing
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.engine import Simulator
-from mixfed.backends.simulator.executors import WHOLE, Execution
+from mixfed.backends.simulator.execution import WHOLE, Execution, Record
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.checkpoint import Checkpoints
@@ -157,6 +158,14 @@ def chunk_of(x: torch.Tensor) -> int:
     return torch._C._functorch.get_unwrapped(x).shape[0] if torch._C._functorch.is_batchedtensor(x) else 1
 
 
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of any length are timed, and every execution on all clients."""
+    monkeypatch.setattr(timing, "SHARE", math.inf)
+    monkeypatch.setattr(timing, "HOPELESS", math.inf)
+
+
+@pytest.mark.usefixtures("timed")
 def test_auto_falls_back_where_vmap_cannot_run() -> None:
     told: list[str] = []
     auto = train(averaging(model(lambda: Choosy(3, 2))), clients(RAGGED), "auto", say=told.append)
@@ -172,6 +181,7 @@ def test_vmap_that_cannot_run_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("fastest", ["loop", "vmap"])
+@pytest.mark.usefixtures("timed")
 def test_auto_says_what_it_chose_and_runs_that(fastest: str) -> None:
     """Work by the other executor is made to take long: what is said is what is run, and it is said once."""
     make, data = PROBLEMS["mlp"]
@@ -189,6 +199,7 @@ def test_auto_says_what_it_chose_and_runs_that(fastest: str) -> None:
     assert set(ran) == {fastest}
 
 
+@pytest.mark.usefixtures("timed")
 def test_auto_says_what_it_chose_and_can_be_made_to_choose_it_again() -> None:
     make, data = PROBLEMS["mlp"]
     told: list[str] = []
@@ -214,6 +225,7 @@ def test_an_execution_that_cannot_be_is_refused(text: str) -> None:
         Simulator("auto", chosen={"clients": text})
 
 
+@pytest.mark.usefixtures("timed")
 def test_a_resumed_run_keeps_its_executor(tmp_path: Path) -> None:
     """Even on a machine that might now find another one faster: nothing is timed again."""
     make, data = PROBLEMS["mlp"]
@@ -229,6 +241,7 @@ def test_a_resumed_run_keeps_its_executor(tmp_path: Path) -> None:
     assert len(told) == 1
 
 
+@pytest.mark.usefixtures("timed")
 def test_timing_leaves_no_trace() -> None:
     """What auto runs to take the time is thrown away: parameters and ledger are those of the chosen executor."""
     make, data = PROBLEMS["batch norm, whole batches"]
@@ -270,7 +283,7 @@ def test_a_cohort_of_one_runs_by_loop_also_where_vmap_was_chosen(
     """Round 0: four clients. Round 1: three of four. Round 2: those three again, and the one of round 1 by itself."""
     base = fedbuff(LocalTrainer(model(lambda: mlp(3, 2, (6,))), sgd(0.1), Batching(4, steps=1)), buffer=0)
     algorithm, chunks = chunked(base)
-    monkeypatch.setattr(Chooser, "_timed", lambda *_: Execution("vmap", WHOLE, 1))
+    monkeypatch.setattr(Chooser, "_choose", lambda *_: Record(Execution("vmap", WHOLE, 1)))
 
     def trained(rounds: int = 3, **options: Any) -> Result:
         schedule = Schedule(4, delays=Scripted({(1, 2): 1.0}))

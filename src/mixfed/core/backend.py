@@ -27,7 +27,8 @@ class Run:
     """What a backend is told of the run that it serves.
 
     ``data`` are the clients' own examples, of which a backend whose clients are elsewhere makes no use. ``central`` is
-    what the server holds. ``books`` has the jobs in flight of every source; the backend only reads them.
+    what the server holds. ``books`` has the jobs in flight of every source; the backend only reads them. ``rounds`` is
+    how many there will be, if that is known.
     """
 
     algorithm: Algorithm
@@ -37,6 +38,7 @@ class Run:
     seed: int
     ledger: Ledger
     books: Mapping[str, JobBook] = field(default_factory=dict)
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def train(
         progress = Progress.restored(saved, algorithm)
     else:
         progress = Progress(algorithm.init(algorithm.model.initial()), Ledger())
-    run = Run(algorithm, populations, sources, schedule, seed, progress.ledger, policy.books)
+    run = Run(algorithm, populations, sources, schedule, seed, progress.ledger, policy.books, rounds)
     backend.start(run, saved["backend"] if saved else None)
     began = time.monotonic() - progress.seconds
     finished = progress.round >= rounds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,29 +11,38 @@ import numpy as np
 import torch
 
 from mixfed.backends.simulator import cores
-from mixfed.backends.simulator.executors import REUSED, WHOLE, Cohort, Execution, Pool, execute
+from mixfed.backends.simulator.execution import WHOLE, Execution, Record
+from mixfed.backends.simulator.executors import REUSED, Cohort, Pool, execute
 from mixfed.backends.simulator.factored import pays
+from mixfed.backends.simulator.timing import Race, Watch
 from mixfed.backends.work import client_work
-from mixfed.core.algorithm import Algorithm, Message
+from mixfed.core.algorithm import Message
+from mixfed.core.backend import Run
 from mixfed.core.batches import Plan
-from mixfed.core.ledger import Cost, Ledger, count_work
+from mixfed.core.ledger import Cost, count_work
 from mixfed.core.private import PrivateStore
-from mixfed.data.store import FederatedData
 from mixfed.errors import InputError, explained
 from mixfed.models import vmap
 from mixfed.transforms.rows import select as rows
 
 EXECUTORS = ("auto", "loop", "vmap", "factored")
+LARGE = 1_000_000
+"""Parameters from which on copies for many clients at once are likely to be slower than one client after another."""
+
+NOT_WORTH_IT = 1.1
+"""An execution that takes no more than so many times as long as the fastest is not given up for it."""
+
 _CACHE = 8 << 20
 
 
 class Chooser:
     """Chooses an execution for the cohorts of each source.
 
-    ``executor`` is loop, vmap, factored, or auto: time all on clients of the first cohort (that is not much smaller
-    than what was asked) and keep the fastest, but run a cohort of one client by loop. Another execution rounds
-    differently, so that a run is repeated bit for bit only with the same ones: ``chosen`` are those of an earlier run,
-    by source.
+    ``executor`` is loop, vmap, factored, or auto: time them on clients of the first cohort (that is not much smaller
+    than what was asked) and keep the fastest, but run a cohort of one client by loop. A run that is too short to time
+    anything takes the most promising one. Where cohorts turn out to take much more or less time than was measured, the
+    choice is made again. Another execution rounds differently, so that a run is repeated bit for bit only with the same
+    ones: ``chosen`` are those of an earlier run, by source.
 
     How many ``threads``, if they are not given, and how many cores in each operator, follows from what the work is
     worth (see :mod:`mixfed.backends.simulator.cores`); auto times one thread and all. ``memory`` is what the clients at
@@ -61,35 +69,39 @@ class Chooser:
         self._given_threads = threads is not None
         self._chunk = chunk
         self._chose = chose
-        self._before = {source: Execution.parsed(text) for source, text in chosen.items()}
-        self._chosen: dict[str, Execution] = {}
+        self._before = {source: Record.parsed(text) for source, text in chosen.items()}
+        self._chosen: dict[str, Record] = {}
         self._asked: dict[str, int] = {}
+        self._round: dict[str, int] = {}
         self._alone: set[str] = set()
+        self._watched: dict[str, Watch] = {}
 
-    def start(
-        self, algorithm: Algorithm, data: Mapping[str, FederatedData], privates: PrivateStore, ledger: Ledger
-    ) -> None:
-        """Takes up a run."""
-        self.algorithm, self.data, self.privates, self.ledger = algorithm, data, privates, ledger
-        self._chosen.clear()
-        self._asked.clear()
-        self._alone.clear()
+    def start(self, run: Run, privates: PrivateStore, *, alone: bool = True) -> None:
+        """Takes up a run. Only a process that is ``alone`` may choose again: members of a team stay alike."""
+        self.algorithm, self.ledger, self.privates = run.algorithm, run.ledger, privates
+        self._rounds, self._may_change = run.rounds, alone
+        for kept in (self._chosen, self._asked, self._round, self._alone, self._watched):
+            kept.clear()
 
     def state(self) -> dict[str, Any]:
-        """The executions chosen so far, and the most clients of a source that were asked at once."""
-        return {
-            "executions": self.chosen(),
-            "asked": dict(self._asked),
-        }
+        """The executions chosen so far, the most clients of a source that were asked at once, and the last round in
+        which any was."""
+        return {"executions": self.chosen(), "asked": dict(self._asked), "rounds": dict(self._round)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up the choices of the run that is resumed."""
-        self._chosen = {source: Execution.parsed(text) for source, text in state["executions"].items()}
+        """Takes up the choices of the run that is resumed.
+
+        What was chosen for rounds after the checkpoint, before the run was killed, is in the executions that were
+        given, and holds again.
+        """
+        self._chosen = {source: Record.parsed(text) for source, text in state["executions"].items()} | self._before
         self._asked = {source: int(count) for source, count in state["asked"].items()}
+        self._round = {source: int(round) for source, round in state["rounds"].items()}
+        self._watched = {source: Watch() for source in self._chosen if self._may_change}
 
     def chosen(self) -> dict[str, str]:
         """The executions that auto has chosen so far, by source, as text."""
-        return {source: how.text() for source, how in self._chosen.items()}
+        return {source: record.text() for source, record in self._chosen.items()}
 
     def is_open(self, source: str, clients: int) -> bool:
         """Whether auto has still to choose for this source, and a cohort of so many clients tells enough to do so."""
@@ -102,12 +114,23 @@ class Chooser:
 
     def adopt(self, source: str, execution: str) -> None:
         """Runs the cohorts of a source in this way from now on."""
-        self._chosen[source] = Execution.parsed(execution)
+        self._chosen[source] = Record.parsed(execution)
         self._chose(source, execution)
 
-    def asked(self, source: str, clients: int) -> None:
-        """Hears of a cohort that was asked, of which fewer may report at once."""
+    def asked(self, source: str, clients: int, round: int) -> None:
+        """Hears of a cohort that was asked in a round, of which fewer may report at once."""
         self._asked[source] = max(clients, self._asked.get(source, 0))
+        self._round[source] = round
+
+    def took(self, cohort: Cohort, seconds: float) -> None:
+        """Hears how long a cohort took, which may be a surprise."""
+        watch = self._watched.get(cohort.plan.source)
+        usual = 4 * len(cohort.plan) >= 3 * self._asked.get(cohort.plan.source, 0)
+        if watch is not None and usual and cohort.how.name == self._now(cohort.plan.source).name:
+            watch.saw(seconds / len(cohort.plan))
+
+    def _now(self, source: str) -> Execution:
+        return self._chosen[source].at(self._round.get(source, 0))
 
     def cost(self, plan: Plan, message: Message) -> Cost:
         """What a client's step costs, measured on the first client of the first cohort."""
@@ -147,20 +170,46 @@ class Chooser:
             return loop
         if new:
             self.adopt(plan.source, self.choose(message, plan))
-        return self._chosen[plan.source]
+        elif self._is_to_choose_again(plan.source):
+            self._choose_again(message, plan)
+        return self._now(plan.source)
 
-    def _choose(self, message: Message, plan: Plan) -> Execution:
-        """The execution of an earlier run if there is one, else the fastest now."""
+    def _choose(self, message: Message, plan: Plan) -> Record:
+        """The executions of an earlier run if there are any, else the fastest one now."""
         if plan.source in self._before:
             before = self._before[plan.source]
-            self.say(f"Executor: {before}, as in the run that is repeated.")
+            self.say(f"Executor: {before.first}, as in the run that is repeated.")
             return before
         why_not = self._vmap_cannot(plan)
         if why_not:
             loop = self._with_threads("loop", message, plan)
             self.say(f"Executor: {loop}; {why_not}.")
-            return loop
-        return self._timed(message, plan, self._candidates(message, plan))
+            return Record(loop)
+        watch = Watch()
+        race, candidates = self._race(message, plan, watch)
+        best = race.fastest or race.working(candidates)
+        self.say(f"Executor: {best}; {race.told() or 'the run is too short to time others'}.")
+        if self._may_change:
+            self._watched[plan.source] = watch
+        return Record(best)
+
+    def _is_to_choose_again(self, source: str) -> bool:
+        """Whether there was a surprise, and no other execution waits for its round already."""
+        later = self._chosen[source].later
+        waiting = bool(later) and later[-1][0] > self._round.get(source, 0)
+        return source in self._watched and self._watched[source].surprised and not waiting
+
+    def _choose_again(self, message: Message, plan: Plan) -> None:
+        """Times the executions once more, and takes up a faster one from the next round on."""
+        source, record, now = plan.source, self._chosen[plan.source], self._now(plan.source)
+        race, _ = self._race(message, plan, self._watched[source])
+        best = race.fastest
+        if best is None or race.seconds.get(now, math.inf) <= NOT_WORTH_IT * race.best:
+            return
+        self.say(
+            f"Executor: {best} from the next round on, because {now} took other times than measured; {race.told()}."
+        )
+        self.adopt(source, record.then(self._round.get(source, 0) + 1, best).text())
 
     def _with_threads(self, name: str, message: Message, plan: Plan) -> Execution:
         """An execution with the threads that were given. Else a cohort under vmap is one thread's, with as many cores
@@ -178,47 +227,43 @@ class Chooser:
         return cores.worth(product * clients, moving * clients, self.threads)
 
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
-        """What is timed: loop, vmap and, where it may pay, factors, in all threads, and, if no number of threads was
-        given, in one."""
-        found = []
-        names = ("loop", "vmap", "factored") if self._factored(plan) else ("loop", "vmap")
-        for threads in dict.fromkeys([self.threads, self.threads if self._given_threads else 1]):
-            for name in names:
-                limits = (self._chunk_limit(plan, name), WHOLE) if name != "loop" else (0,)
+        """What may be timed, the most promising first: loop, vmap and, where it may pay, factors, in all threads, and,
+        if no number of threads was given, in one."""
+        model, found = self.algorithm.model, []
+        names = ["vmap", "loop"] if not model.has_convolutions and model.numbers() < LARGE else ["loop", "vmap"]
+        for name in [*(["factored"] if self._factored(plan) else []), *names]:
+            usual, batched = self._with_threads(name, message, plan), name != "loop"
+            for threads in [usual.threads] if self._given_threads else dict.fromkeys([usual.threads, 1, self.threads]):
+                inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if batched else 1)
+                limits = (self._chunk_limit(plan, name), WHOLE) if batched else (0,)
                 sizes = {limit and self._chunk_size(plan, limit, threads, name): limit for limit in limits}
-                for chunk in sorted(sizes.values(), reverse=True):
-                    inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if chunk else 1)
-                    found.append(Execution(name, chunk, threads, inside))
+                found += [Execution(name, limit, threads, inside) for limit in sorted(sizes.values(), reverse=True)]
         return found
 
-    def _timed(self, message: Message, plan: Plan, candidates: list[Execution]) -> Execution:
-        """Runs some clients of the cohort under each candidate, throws the results away, and keeps the fastest."""
+    def _race(self, message: Message, plan: Plan, watch: Watch) -> tuple[Race, list[Execution]]:
+        """Times the candidates on clients of this cohort, for what of the run's time may be spent on it."""
+        candidates = self._candidates(message, plan)
         sized = {how: self._sized(how, plan) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
-        seconds: dict[Execution, float] = {}
-        for how in candidates:
-            try:
-                execute(
-                    self.algorithm, [Cohort.alike(message, few.first_clients(2), sized[how])], self.privates, self.pool
-                )
-            except InputError as error:
-                if how.name == "loop":
-                    raise
-                if any(tried.name == how.name for tried in candidates[: candidates.index(how)]):
-                    continue  # said before
+        refused: set[str] = set()
+
+        def attempt(how: Execution, clients: int) -> None:
+            cohort = Cohort.alike(message, few.first_clients(clients), sized[how])
+            execute(self.algorithm, [cohort], self.privates, self.pool)
+
+        def refuse(how: Execution, error: InputError) -> None:
+            if how.name == "loop":
+                raise error
+            if how.name not in refused:
                 why = str(error.__cause__ or error).splitlines()[0]
                 self.say(f"Executor: {how.name} cannot run this model ({why}).")
-                continue
-            took = []
-            for _ in range(3):
-                start = time.perf_counter()
-                execute(self.algorithm, [Cohort.alike(message, few, sized[how])], self.privates, self.pool)
-                took.append(time.perf_counter() - start)
-            seconds[how] = min(took)
-        best = min(seconds, key=lambda how: seconds[how])
-        timings = ", ".join(f"{1000 * s / len(few):.2f} ms by {how}" for how, s in seconds.items())
-        self.say(f"Executor: {best}; a client takes {timings}.")
-        return best
+            refused.add(how.name)
+
+        work = math.inf if self._rounds is None else self._rounds * len(plan)
+        race = Race(attempt, len(few), work, refuse, watch.spent, watch.expected)
+        race.run(candidates)
+        watch.begin(race)
+        return race, candidates
 
     def _sized(self, how: Execution, plan: Plan) -> Execution:
         """The execution with chunks for this cohort."""

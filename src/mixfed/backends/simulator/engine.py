@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ class Simulator:
         untouched = run.algorithm.own.first(run.algorithm.model.initial())
         self.team.start(run)
         self.privates = self.team.privates(lambda: untouched, self._private_folder)
-        self.chooser.start(run.algorithm, run.data, self.privates, run.ledger)
+        self.chooser.start(run, self.privates, alone=isinstance(self.team, Alone))
         self._checked.clear()
         self._own_bytes: dict[tuple[str, ...], int] = {}
         self._waits = not run.schedule.is_synchronous or bool(run.algorithm.lateness.buffer)
@@ -107,7 +108,7 @@ class Simulator:
             self.ledger.bytes_down += tree.nbytes(leaves) * self.privates.lacking(source, part, clients)
         if message.examples or (tables and self._waits):
             self._add(self.team.counted(jobs, lambda own: self._sent(own, message)))
-        self.chooser.asked(source, count)
+        self.chooser.asked(source, count, message.round)
         self.clock.sent(jobs)
         self._messages[source].add(message)
         self.chooser.memory = self.memory - sum(messages.nbytes for messages in self._messages.values())
@@ -153,8 +154,12 @@ class Simulator:
     def _train(self, jobs: Jobs) -> Found:
         """What the clients of these jobs do; they keep what is theirs."""
         parts = self._parts(jobs.by_round())
+        began = time.perf_counter()
+        done = execute(self.algorithm, parts, self.privates, self.chooser.pool)
+        if len(parts) == 1:
+            self.chooser.took(parts[0], time.perf_counter() - began)
         found: Found = {}
-        for part, gathered in zip(parts, execute(self.algorithm, parts, self.privates, self.chooser.pool), strict=True):
+        for part, gathered in zip(parts, done, strict=True):
             for number, one in enumerate(gathered):
                 self._keep(one, jobs.source)
                 self._count_work(one, part.plan, part.messages[number], part.which == number)

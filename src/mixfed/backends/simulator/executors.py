@@ -9,7 +9,6 @@ order of every addition is fixed, so a result does not depend on which thread is
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from mixfed.backends.aggregate import weighted_mean
 from mixfed.backends.simulator import cores
+from mixfed.backends.simulator.execution import Execution
 from mixfed.backends.simulator.factored import InFactors, apart
 from mixfed.backends.simulator.gathered import FactoredLeaves, Gathered, index
 from mixfed.backends.work import as_convolved, client_work, fits, norm_of, norms_of
@@ -33,48 +33,15 @@ from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Plan
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
-from mixfed.errors import InputError, explained
+from mixfed.errors import explained
 from mixfed.models.vmap import over_clients
 from mixfed.transforms.rows import select as rows
 
 T = TypeVar("T")
 
-WHOLE = 1 << 30
-"""No limit to a chunk but a thread's share of the cohort."""
-
 REUSED = 32 << 20
 """Freed blocks of so many bytes or less are used again (glibc allows no more); larger ones come from the system anew,
 page by page."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """A way to run a cohort: ``chunk`` = 0 runs clients one by one, else at most that many at once under vmap.
-
-    So many ``threads`` work side by side, at most; one that is alone has all ``cores`` in each operator."""
-
-    name: str
-    chunk: int
-    threads: int
-    cores: int = 1
-
-    def text(self) -> str:
-        """The execution as a text that :meth:`parsed` reads, for a run that is to be repeated."""
-        return f"{self.name} chunk={self.chunk} threads={self.threads} cores={self.cores}"
-
-    @classmethod
-    def parsed(cls, text: str) -> Execution:
-        """The execution of such a text."""
-        found = re.fullmatch(r"(loop|vmap|factored) chunk=(\d+) threads=(\d+) cores=(\d+)", text)
-        if found is None or (int(found[2]) == 0) != (found[1] == "loop") or not int(found[3]) * int(found[4]):
-            raise InputError(f"'{text}' is no execution that a run could have chosen; leave it out to choose anew.")
-        return cls(found[1], *map(int, found.groups()[1:]))
-
-    def __str__(self) -> str:
-        limit = f"chunks of at most {self.chunk}" if self.chunk < WHOLE else "a chunk for every thread"
-        how = limit if self.chunk else "one client at a time"
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{self.name} ({how}, {threads}{f' on {self.cores} cores' if self.cores > self.threads else ''})"
 
 
 class Pool:

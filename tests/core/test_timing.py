@@ -1,0 +1,159 @@
+"""``auto`` spends little of a run's time on choosing, and chooses again when it was mistaken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mixfed.backends.run import run
+from mixfed.backends.simulator import timing
+from mixfed.backends.simulator.engine import Simulator
+from mixfed.backends.simulator.execution import WHOLE, Execution, Record
+from mixfed.backends.simulator.timing import SHARE, Race, Watch
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.loop import Result
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
+from mixfed.errors import InputError
+from mixfed.models.networks import mlp
+from tests.core.helpers import assert_equal, averaging, clients, train
+
+LOOP, VMAP, FACTORED = Execution("loop", 0, 1), Execution("vmap", WHOLE, 1), Execution("factored", WHOLE, 1)
+THEN = "vmap chunk=1073741824 threads=1 cores=1; from 3 on loop chunk=0 threads=1 cores=1"
+
+
+class Machine:
+    """Clients that take so many seconds each, after so many for a chunk of them; vmap may fail."""
+
+    def __init__(self, each: dict[Execution, float], chunk: float = 0.0, fails: tuple[Execution, ...] = ()) -> None:
+        self.each, self.chunk, self.fails, self.now = each, chunk, fails, 0.0
+        self.refused: list[Execution] = []
+
+    def attempt(self, how: Execution, count: int) -> None:
+        self.now += self.each[how] * count + (self.chunk if how.chunk else 0.0)
+        if how in self.fails:
+            raise InputError("no")
+
+    def race(self, count: int, work: float) -> Race:
+        race = Race(self.attempt, count, work, lambda how, error: self.refused.append(how))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timing.time, "perf_counter", lambda: self.now)
+            race.run(list(self.each))
+        return race
+
+
+def test_the_fastest_is_found_and_what_is_hopeless_or_fails_is_hardly_tried() -> None:
+    machine = Machine({FACTORED: 0.01, VMAP: 0.004, LOOP: 0.5}, fails=(FACTORED,))
+    race = machine.race(100, 1e6)
+    assert race.fastest == VMAP
+    assert machine.refused == [FACTORED]
+    assert LOOP not in race.seconds
+    assert machine.now == pytest.approx(2 * 0.01 + 104 * 0.004 + 4 * 0.5)
+    assert "4.00 ms by vmap (a chunk for every thread, 1 thread)" in race.told()
+
+
+@given(
+    paces=st.lists(st.floats(1e-4, 1e-2), min_size=3, max_size=3),
+    chunk=st.floats(0, 1e-2),
+    count=st.integers(2, 200),
+    rounds=st.integers(1, 5000),
+)
+def test_the_share_is_kept(paces: list[float], chunk: float, count: int, rounds: int) -> None:
+    """But for the first attempt, by which alone the time of the run is known, and a few clients of another one."""
+    machine = Machine(dict(zip([FACTORED, VMAP, LOOP], paces, strict=True)), chunk)
+    race = machine.race(count, rounds * count)
+    if not race.seconds:
+        assert race.spent == 0
+        return
+    first = paces[0] * (count + 4) + 3 * chunk
+    others = sum(4 * pace + 2 * chunk for pace in paces)
+    most = max(race.seconds.values())
+    assert race.spent <= max(SHARE * rounds * most, first) + others
+
+
+def test_a_run_that_is_too_short_times_nothing() -> None:
+    told: list[str] = []
+    train(averaging(Model(mlp(3, 2), cross_entropy)), clients([4] * 8), "auto", rounds=5, say=told.append)
+    assert told == ["Executor: vmap (a chunk for every thread, 1 thread); the run is too short to time others."]
+
+
+@pytest.mark.parametrize(("took", "surprised"), [(1.2, False), (0.8, False), (1.6, True), (0.6, True)])
+def test_only_times_that_stay_away_from_what_was_measured_are_a_surprise(took: float, surprised: bool) -> None:
+    watch = Watch(expected=1.0)
+    for seconds in [9.0, 1.0, 9.0, 9.0, 9.0, *[max(took, 9.0)] * 4]:
+        watch.saw(seconds)
+    assert not watch.surprised
+    watch.saw(took)
+    assert watch.surprised == surprised
+
+
+def test_where_nothing_was_measured_the_first_cohorts_tell_what_to_expect() -> None:
+    watch = Watch()
+    for seconds in [1.0] * 5 + [1.1] * 5:
+        watch.saw(seconds)
+    assert (watch.expected, watch.surprised) == (1.0, False)
+
+
+def test_a_record_of_executions_is_read_as_it_was_written() -> None:
+    record = Record(VMAP).then(3, LOOP).then(7, FACTORED)
+    assert Record.parsed(record.text()) == record
+    assert [record.at(round) for round in (0, 2, 3, 6, 7, 99)] == [VMAP, VMAP, LOOP, LOOP, FACTORED, FACTORED]
+    for wrong in (f"{VMAP.text()}; from x on {LOOP.text()}", f"{record.text()}; from 7 on {LOOP.text()}"):
+        with pytest.raises(InputError, match="leave it out"):
+            Record.parsed(wrong)
+
+
+@pytest.fixture
+def mistaken(monkeypatch: pytest.MonkeyPatch) -> list[Execution]:
+    """A machine on which vmap seems to be the fastest at first, and loop from then on; the winners so far."""
+    winners: list[Execution] = []
+
+    def run(race: Race, candidates: list[Execution]) -> None:
+        winners.append(VMAP if not winners else LOOP)
+        race.seconds, race.pace = {winners[-1]: 1.0}, 1e9 if len(winners) == 1 else None
+
+    monkeypatch.setattr(Race, "run", run)
+    monkeypatch.setattr(timing, "WINDOW", 2)
+    return winners
+
+
+def go(path: Path | None = None, rounds: int = 6, **options: Any) -> tuple[Result, Simulator, list[str]]:
+    told: list[str] = []
+    torch.manual_seed(0)
+    how = {"checkpoints": Checkpoints(path, every=2), "resume": True} if path else {}
+    simulator = Simulator("auto", threads=1, say=told.append, **options)
+    algorithm = averaging(Model(mlp(3, 2), cross_entropy))
+    return run(algorithm, clients([4] * 8), rounds=rounds, cohort=8, backend=simulator, **how), simulator, told
+
+
+def test_a_choice_that_was_a_mistake_is_made_again_and_recorded(mistaken: list[Execution], tmp_path: Path) -> None:
+    recorded: list[str] = []
+    first, simulator, told = go(chose=lambda source, text: recorded.append(text))
+    assert mistaken == [VMAP, LOOP]
+    assert simulator.chooser.chosen() == {"clients": THEN}
+    assert recorded == [VMAP.text(), THEN]
+    assert told[1].startswith("Executor: loop (one client at a time, 1 thread) from the next round on, because vmap")
+
+    again, simulator, told = go(chosen={"clients": THEN})
+    assert_equal(first.params, again.params)
+    assert simulator.chooser.chosen() == {"clients": THEN}
+    assert len(told) == 1
+
+    go(tmp_path, rounds=2, chosen={"clients": THEN})  # killed after the checkpoint of round 2, and the new choice
+    resumed, _, _ = go(tmp_path, chosen={"clients": THEN})
+    assert_equal(first.params, resumed.params)
+
+
+def test_a_checkpoint_holds_when_the_choice_changed(mistaken: list[Execution], tmp_path: Path) -> None:
+    whole, _, _ = go()
+    mistaken.clear()
+    _, simulator, _ = go(tmp_path, rounds=4)
+    assert simulator.chooser.chosen() == {"clients": THEN}
+    resumed, simulator, _ = go(tmp_path)
+    assert simulator.chooser.chosen() == {"clients": THEN}
+    assert_equal(whole.params, resumed.params)
