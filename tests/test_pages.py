@@ -78,6 +78,14 @@ def forgets_and_mixes(names: Names) -> None:
     assert accuracy["gradient_2way"] > 0.85
 
 
+def decided(names: Names) -> None:
+    """FedAvg has never seen the other class, and the mixed methods have."""
+    means = {name: entry["metrics"]["accuracy"]["mean"] for name, entry in names["comparison"].algorithms.items()}
+    assert means["fedavg"] < 0.75 < 0.85 < means[names["comparison"].best("accuracy")]
+    assert Path("runs/task-compare/report.html").exists()
+    assert sum(1 for line in snippets("docs/python.md")[0].splitlines() if line.strip()) <= 25
+
+
 EXPECTED: dict[str, Callable[[Names], None]] = {
     "README.md": forgets_and_mixes,
     "docs/adding-an-algorithm.md": learnt,
@@ -85,6 +93,7 @@ EXPECTED: dict[str, Callable[[Names], None]] = {
     "docs/data.md": held,
     "docs/mixed.md": sparse,
     "docs/movies.md": by_rows,
+    "docs/python.md": decided,
 }
 """What holds once a page's snippets have run; ``printed`` is what they printed."""
 

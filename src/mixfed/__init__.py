@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mixfed.data import CentralData, FederatedData, load_source, spread
     from mixfed.errors import InputError, RunStopped
     from mixfed.evaluate.metrics import evaluator
+    from mixfed.experiments.api import Comparison, compare, probe, score, train, tune
+    from mixfed.experiments.task import Task
 
     __version__: str
 
@@ -70,6 +72,8 @@ _HOMES = {
     "core.loop": ["Record", "Result"],
     "backends.run": ["run"],
     "core.schedule": ["Schedule"],
+    "experiments.task": ["Task"],
+    "experiments.api": ["Comparison", "compare", "probe", "score", "train", "tune"],
 }
 _MODULES = {
     "lookups": "models.bags",
@@ -95,6 +99,7 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "binary_cross_entropy", "cross_entropy", "squared_error",
     "evaluator", "Model", "Optimizer", "adagrad", "adam", "sgd", "yogi",
     "Record", "Result", "run", "Schedule",
+    "Task", "Comparison", "compare", "probe", "score", "train", "tune",
 ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 
 class InputError(ValueError):
@@ -23,6 +25,14 @@ def require_memory(what: str, size: int, way_out: str) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > there:
         raise InputError(f"{what} takes {size:,} bytes, and this machine has {there:,} of memory; {way_out}.")
+
+
+def from_extra(module: str, extra: str, what: str) -> Any:
+    """A module that comes with an extra of mixfed, or a sentence that says what needs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError(f"{what} needs an extra: pip install 'mixfed[{extra}]'.") from error
 
 
 @contextmanager

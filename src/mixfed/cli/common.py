@@ -5,21 +5,22 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from mixfed.cli.console import sentence, stderr
 from mixfed.core import faults
 from mixfed.errors import InputError, RunStopped
+from mixfed.experiments.report.bars import bars
 from mixfed.experiments.schema import shortened
 
 if TYPE_CHECKING:
-    from mixfed.core.loop import Record, Result
+    from mixfed.core.loop import Result
 
 
 @contextmanager
@@ -115,48 +116,9 @@ class Interrupts:
         return typer.Exit(128 + (self.received or signal.SIGINT))
 
 
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A live bar on standard error; it leaves no trace where an error is to be read."""
-    columns = (_text("{task.description}"), BarColumn(), MofNCompleteColumn(), _text("{task.fields[told]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=stderr) as bar:
-        try:
-            yield bar
-        except Exception:
-            bar.live.transient = True
-            raise
-
-
-def _text(pattern: str) -> TextColumn:
-    return TextColumn(pattern, markup=False)
-
-
-Moved = Callable[[int, Mapping[str, float]], None]
-
-
-def begun_on(bar: Progress, title: str, rounds: int) -> Moved:
-    """A new line of the bar; what is returned moves it and shows the latest metrics beside it."""
-    return _moving(bar, bar.add_task(title, total=rounds, told=""))
-
-
-def shown_on(bar: Progress, task: Any) -> Callable[[Record], None]:
-    """A callback of a run that moves the bar and shows the latest metrics beside it."""
-    move = _moving(bar, task)
-    return lambda record: move(record.round, record.metrics)
-
-
-def _moving(bar: Progress, task: Any) -> Moved:
-    def move(done: int, metrics: Mapping[str, float]) -> None:
-        bar.update(task, completed=done)
-        if metrics:
-            bar.update(task, told=told_metrics(metrics))
-
-    return move
-
-
-def told_metrics(metrics: Mapping[str, float], most: int = 2) -> str:
-    """The first metrics as short text."""
-    return "  ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:most])
+def progress() -> AbstractContextManager[Progress]:
+    """Live bars on standard error."""
+    return bars(stderr)
 
 
 def report_faults(result: Result) -> None:

@@ -6,10 +6,11 @@ import json
 from functools import partial
 from pathlib import Path
 
-from mixfed.cli.common import begun_on, progress
+from mixfed.cli.common import progress
 from mixfed.cli.console import stdout
 from mixfed.experiments.probing import probe, write_probe
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.bars import begun_on
 from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.probe import probe_table, probe_words
 from mixfed.experiments.watch import Watch

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on, shown_on
+from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on
 from mixfed.cli.console import stdout
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.report.bars import shown_on
 from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.tables import run_table
 from mixfed.experiments.request import Request

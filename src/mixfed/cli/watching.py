@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from mixfed.cli.common import Interrupts, begun_on, progress, report_faults, say_how_to_go_on
+from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on
+from mixfed.experiments.report.bars import begun_on
 from mixfed.experiments.watch import Interrupted, Watch
 
 

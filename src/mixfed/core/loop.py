@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from mixfed.core import tree
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.core.backend import Backend, Run
@@ -15,10 +17,13 @@ from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.checks import Tests, by_name, check_data, check_settings
 from mixfed.core.faults import Fault
 from mixfed.core.ledger import Ledger
+from mixfed.core.model import Model
 from mixfed.core.policy import Policy
+from mixfed.core.predict import predict
 from mixfed.core.schedule import Schedule
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError, from_extra
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class OnSets:
         return self.evaluate(params, clients)
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
 
@@ -82,6 +87,25 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
+    model: Model | None = field(default=None, repr=False)
+
+    def predict(self, inputs: Any, *, raw: bool = False) -> Tensor:
+        """What the common model answers to inputs (:func:`mixfed.core.predict.predict`)."""
+        if self.model is None:
+            raise InputError("This result does not know its model, so it cannot answer.")
+        return predict(self.model, self.params, inputs, raw=raw)
+
+    def frame(self) -> Any:
+        """The evaluated rounds as a pandas frame, with what each had cost until then."""
+        pandas = from_extra("pandas", "pandas", "A frame")
+        costs = {entry["round"]: entry for entry in self.costs}
+        return pandas.DataFrame([{**costs.get(e["round"], {}), **e} for e in self.history]).set_index("round")
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        sent = self.ledger.get("bytes_down", 0) + self.ledger.get("bytes_up", 0)
+        state = "" if self.finished else ", not finished"
+        return f"Result({self.rounds} rounds{state}; {told or 'not evaluated'}; {sent:,} bytes sent)"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -211,6 +235,7 @@ def train(
         list(warnings.values()),
         progress.costs,
         progress.jobs,
+        algorithm.model,
     )
 
 

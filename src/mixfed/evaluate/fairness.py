@@ -21,13 +21,14 @@ from mixfed.core.batches import Batching
 from mixfed.core.loop import Evaluate
 from mixfed.core.model import Model
 from mixfed.core.optim import adam
+from mixfed.core.predict import answers
 from mixfed.core.private import PrivateStore
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import answers, area
+from mixfed.evaluate.metrics import area
 from mixfed.evaluate.personal import models
 from mixfed.models.networks import mlp
 from mixfed.models.parts import Parts, adversary

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Algorithm, Personal
 from mixfed.core.backend import RemoteClients
-from mixfed.core.batches import gather
 from mixfed.core.loop import OnSets
 from mixfed.core.model import Model
+from mixfed.core.predict import answers
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
@@ -131,16 +129,6 @@ def metric_sums(
     return figures.sums()
 
 
-def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
-    """The batches of a set in order, each with the model's outputs in 32 bits at least."""
-    weights = tree.cast(params, model.dtype)
-    for start in range(0, len(data), batch_size):
-        batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
-        with torch.no_grad(), explained("The model cannot answer"):
-            outputs = model.outputs(weights, batch, training=False)
-        yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
-
-
 class Figures:
     """Metrics over outputs that come batch by batch, from one model or from many."""
 
@@ -209,10 +197,6 @@ def _of_examples(metric: Metric) -> Metric:
         return values
 
     return checked
-
-
-def _wide(outputs: Tensor) -> Tensor:
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) if outputs.is_floating_point() else outputs
 
 
 def _scores(outputs: Tensor) -> Tensor:

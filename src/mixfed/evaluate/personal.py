@@ -21,12 +21,13 @@ from mixfed.core.algorithm import CLIENTS, Algorithm, Personal, Private
 from mixfed.core.backend import Question, RemoteClients
 from mixfed.core.loop import Evaluate, OnSets
 from mixfed.core.model import Model
+from mixfed.core.predict import answers
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import Figures, Metrics, answers, leads, measure, name_of
+from mixfed.evaluate.metrics import Figures, Metrics, leads, measure, name_of
 
 
 def in_one_place(privates: PrivateStore | RemoteClients) -> PrivateStore:

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.core.algorithm import Algorithm
+from mixfed.core.predict import answers
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.evaluate.metrics import EXAMPLE_METRICS, answers
+from mixfed.evaluate.metrics import EXAMPLE_METRICS
 from mixfed.evaluate.personal import models
 
 

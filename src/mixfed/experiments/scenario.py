@@ -21,11 +21,12 @@ from mixfed.data.scenario import (
     keep_own,
     with_label_noise,
 )
-from mixfed.data.sources import Examples, load_source
+from mixfed.data.sources import Examples, Source, load_source
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
+from mixfed.experiments import own as own_things
 from mixfed.experiments.recipe import Partition, Recipe
-from mixfed.experiments.schema import parameters
+from mixfed.experiments.schema import is_own, parameters
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
@@ -33,7 +34,9 @@ def build_scenario(recipe: Recipe) -> Scenario:
     if recipe.theory.rho:
         raise InputError(f"{recipe.name} has curves in closed form and no data to deal; draw them with 'mixfed run'.")
     data = recipe.data
-    source = load_source(data.source, data.folder or None, **data.options)
+    source = _load(recipe)
+    if isinstance(source, Scenario):
+        return source
     people = None if source.natural_clients is None else source.natural_clients["train"]
     train, test = [Examples(source.train, people)], [Examples(source.test, None)]
     if data.central.kind == "source":
@@ -78,6 +81,17 @@ def build_scenario(recipe: Recipe) -> Scenario:
         own=own,
         of_centre=None if of_centre is None else CentralData(of_centre.arrays, source.prepare),
     )
+
+
+def _load(recipe: Recipe) -> Source | Scenario:
+    """A known source, or what a function of the user's own gives: a source to deal, or who holds what already."""
+    data = recipe.data
+    if not is_own(data.source):
+        return load_source(data.source, data.folder or None, **data.options)
+    found = own_things.load_function(data.source, recipe.home, "data.source")(**data.options)
+    if not isinstance(found, Source | Scenario):
+        raise InputError(f"The source '{data.source}' gives a {type(found).__name__}, not a Source or a Scenario.")
+    return found
 
 
 def _require_what_it_deals_by(how: Partition, examples: Examples) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from mixfed.core.loop import Record
 from mixfed.core.tree import flatten
-from mixfed.errors import InputError
+from mixfed.errors import from_extra
 from mixfed.experiments.recipe import Recipe
 
 
@@ -30,7 +30,7 @@ class TensorBoard:
     """Scalars for TensorBoard under ``folder/tensorboard``: metrics by name, costs under ``ledger/``."""
 
     def __init__(self, folder: Path, recipe: Recipe, resume: bool = False) -> None:
-        _require("tensorboard", "tensorboard")
+        from_extra("tensorboard", "tensorboard", "Tracking with tensorboard")
         self._make = import_module("torch.utils.tensorboard").SummaryWriter
         self._folder = folder / "tensorboard"
         self._recipe = recipe
@@ -59,7 +59,7 @@ class MLflow:
     """
 
     def __init__(self, folder: Path, recipe: Recipe, resume: bool = False) -> None:
-        _require("mlflow", "mlflow")
+        from_extra("mlflow", "mlflow", "Tracking with mlflow")
         tracking = import_module("mlflow.tracking")
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
         self._client = tracking.MlflowClient(tracking_uri=where)
@@ -104,10 +104,3 @@ def _values(record: Record) -> dict[str, float]:
     if not record.metrics:
         return {}
     return dict(record.metrics) | {f"ledger/{name}": float(value) for name, value in record.ledger.items()}
-
-
-def _require(module: str, extra: str) -> None:
-    try:
-        import_module(module)
-    except ImportError as error:
-        raise InputError(f"Tracking with {module} needs the extra: pip install 'mixfed[{extra}]'.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixfed.errors import InputError
+from mixfed.errors import InputError, from_extra
 from mixfed.models.photographs import as_photographs
 
 PROJECTIONS = r".*\.(q_proj|v_proj|query|value)"
@@ -27,7 +26,10 @@ class ViT(nn.Module):
 
     def __init__(self, outputs: int, folder: str, rank: int = 4, scale: float = 8.0) -> None:
         super().__init__()
-        transformers, peft = _extra("transformers"), _extra("peft")
+        transformers, peft = (
+            from_extra("transformers", "vit", "The network 'vit'"),
+            from_extra("peft", "vit", "The network 'vit'"),
+        )
         if rank < 1 or not math.isfinite(scale):
             raise InputError(f"Adapters have a rank of at least 1 and a finite scale, not {rank} and {scale}.")
         place = Path(folder)
@@ -85,10 +87,3 @@ def _told(file: Path) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise InputError(f"'{file}' holds no settings by name.")
     return told
-
-
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError("The network 'vit' needs an extra: pip install 'mixfed[vit]'.") from error

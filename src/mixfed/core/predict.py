@@ -1,0 +1,63 @@
+"""Using a trained model: what it answers to examples that have no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixfed.core import tree
+from mixfed.core.batches import gather
+from mixfed.core.losses import binary_cross_entropy, cross_entropy
+from mixfed.core.model import Model
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
+from mixfed.data.store import CentralData
+from mixfed.errors import InputError, explained
+
+
+def predict(model: Model, params: Params, inputs: Any, *, raw: bool = False, batch_size: int = 1024) -> Tensor:
+    """The class of each example, or with ``raw`` (and where there are no classes) the outputs of the model.
+
+    ``inputs`` is an array of examples (the field "x"), a mapping of fields, or :class:`CentralData`. Of a model with
+    cross-entropy the class is the largest output; of one with a single logit it is 1 where that is above 0.
+    """
+    data = as_data(inputs)
+    if not len(data):
+        raise InputError("There are no examples to answer; give at least one.")
+    outputs = torch.cat([answer for _, answer in answers(model, params, data, batch_size)])
+    return outputs if raw else classes(model, outputs)
+
+
+def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
+    """The batches of a set in order, each with the model's outputs in 32 bits at least."""
+    weights = tree.cast(params, model.dtype)
+    for start in range(0, len(data), batch_size):
+        batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
+        with torch.no_grad(), explained("The model cannot answer"):
+            outputs = model.outputs(weights, batch, training=False)
+        yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
+
+
+def _wide(outputs: Tensor) -> Tensor:
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) if outputs.is_floating_point() else outputs
+
+
+def classes(model: Model, outputs: Tensor) -> Tensor:
+    """The classes that outputs stand for; the outputs themselves where the model has none."""
+    if model.criterion is cross_entropy:
+        return outputs.argmax(-1)
+    if model.criterion is binary_cross_entropy:
+        return (outputs.reshape(len(outputs)) > 0).long()
+    return outputs
+
+
+def as_data(inputs: Any) -> CentralData:
+    """Inputs as data without labels."""
+    if isinstance(inputs, CentralData):
+        return inputs
+    fields = inputs if isinstance(inputs, Mapping) else {"x": inputs}
+    return CentralData.from_arrays({name: np.asarray(x) for name, x in fields.items()})

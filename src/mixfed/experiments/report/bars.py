@@ -1,0 +1,56 @@
+"""Progress bars, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mixfed.experiments.watch import Moved
+
+if TYPE_CHECKING:
+    from mixfed.core.loop import Record
+
+
+@contextmanager
+def bars(console: Console | None = None) -> Iterator[Progress]:
+    """Live bars, by default where Python prints; they leave no trace where an error is to be read."""
+    columns = (_text("{task.description}"), BarColumn(), MofNCompleteColumn(), _text("{task.fields[told]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        try:
+            yield bar
+        except Exception:
+            bar.live.transient = True
+            raise
+
+
+def begun_on(bar: Progress, title: str, rounds: int) -> Moved:
+    """A new line of the bar; what is returned moves it and shows the latest metrics beside it."""
+    return _moving(bar, bar.add_task(title, total=rounds, told=""))
+
+
+def shown_on(bar: Progress, task: Any) -> Callable[[Record], None]:
+    """A callback of a run that moves the bar and shows the latest metrics beside it."""
+    move = _moving(bar, task)
+    return lambda record: move(record.round, record.metrics)
+
+
+def told_metrics(metrics: Mapping[str, float], most: int = 2) -> str:
+    """The first metrics as short text."""
+    return "  ".join(f"{name} {value:.3f}" for name, value in list(metrics.items())[:most])
+
+
+def _moving(bar: Progress, task: Any) -> Moved:
+    def move(done: int, metrics: Mapping[str, float]) -> None:
+        bar.update(task, completed=done)
+        if metrics:
+            bar.update(task, told=told_metrics(metrics))
+
+    return move
+
+
+def _text(pattern: str) -> TextColumn:
+    return TextColumn(pattern, markup=False)
