@@ -26,6 +26,8 @@ def main(workload: str, system: str, seconds: float, cores: int, folder: Path) -
         torch.save(clock.first, folder / "first.pt")
     except ModuleNotFoundError as missing:
         result = {"error": f"{missing.name} is not installed"}
+    except NotImplementedError as absent:
+        result = {"error": str(absent), "absent": True}
     except Exception as failure:
         traceback.print_exc()
         result = {"error": f"{type(failure).__name__}: {failure}"}

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from mixfed.data import SOURCES, FederatedData, load_source
 from mixfed.data.prepare import Pixels
@@ -163,6 +164,15 @@ def test_digits_are_split_by_class() -> None:
     shares = np.bincount(source.test["y"]) / (np.bincount(source.test["y"]) + np.bincount(source.train["y"]))
     assert np.abs(shares - 0.2).max() < 0.01
     assert np.array_equal(load_source("digits").test["x"], source.test["x"])
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    """They are read from its file; the order of the examples does not matter."""
+    source = load_source("digits")
+    x, y = (np.concatenate([part[name] for part in (source.train, source.test)]) for name in ("x", "y"))
+    theirs = load_digits()
+    ours, given = np.c_[x * 16, y], np.c_[theirs.data, theirs.target]
+    assert np.array_equal(ours[np.lexsort(ours.T)], given[np.lexsort(given.T)])
 
 
 @pytest.mark.parametrize("compress", [True, False])
