@@ -10,7 +10,8 @@ from datasets import load_from_disk
 
 from mixfed.data import central_from_huggingface, load_source
 from mixfed.errors import InputError
-from mixfed.experiments.build import build, build_model
+from mixfed.experiments.build import build
+from mixfed.experiments.networks import build_model
 from mixfed.experiments.toml import load, override, resolve
 from tests.tiny_sources import write_celeba
 

@@ -10,7 +10,8 @@ import pytest
 from mixfed.core.schedule import sample_cohort
 from mixfed.errors import InputError
 from mixfed.experiments import tune as tuning
-from mixfed.experiments.build import build_model, build_schedule
+from mixfed.experiments.build import build_schedule
+from mixfed.experiments.networks import build_model
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.request import Request
 from mixfed.experiments.scenario import build_scenario

@@ -12,7 +12,7 @@ from torch import nn
 
 from mixfed.errors import InputError
 from mixfed.experiments import toml
-from mixfed.experiments.build import build_model
+from mixfed.experiments.networks import build_model
 from mixfed.experiments.scenario import build_scenario
 from mixfed.models.photographs import as_photographs
 from mixfed.models.resnet import ResNet18

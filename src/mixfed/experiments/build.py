@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
-from mixfed import rng
 from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.registry import ALGORITHMS, base_of
 from mixfed.backends.loopback import Loopback
@@ -23,30 +19,25 @@ from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
 from mixfed.core.backend import Backend
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.compatible import check_compatible
 from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
 from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.model import Loss, Model
-from mixfed.core.registry import CRITERIA
 from mixfed.core.regularisers import spreadout_of
 from mixfed.core.schedule import Joining, Late, Schedule
 from mixfed.core.train import LocalTrainer, weighted
-from mixfed.data.batch import Criterion
 from mixfed.data.scenario import Scenario
-from mixfed.data.sources import Source
 from mixfed.data.store import CentralData, FederatedData, spread
-from mixfed.errors import InputError, explained
+from mixfed.errors import InputError
 from mixfed.evaluate.metrics import Metric, evaluator, metric_sums, name_of
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments import own
-from mixfed.experiments.auxiliary import adversary_tests, against_adversary, beside_head
+from mixfed.experiments.auxiliary import adversary_tests, against_adversary
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.methods import find_algorithm
-from mixfed.experiments.recipe import ModelSection, Recipe, Training, optimizer_of
+from mixfed.experiments.networks import build_model
+from mixfed.experiments.recipe import Recipe, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import is_own, parameters
-from mixfed.models import MODELS
-from mixfed.models.weights import load_weights
 from mixfed.transforms.bound import bounded
 from mixfed.transforms.rows.exchange import exchange_rows
 
@@ -208,80 +199,6 @@ def _regulariser(recipe: Recipe, model: Model) -> Loss | None:
             f"The network '{recipe.model.name}' has no table of embeddings whose spreadout could be taken."
         )
     return spreadout_of(next(iter(model.tables)), section.scale, by_pairs=section.by_pairs)
-
-
-def build_model(recipe: Recipe, scenario: Scenario) -> Model:
-    """The network, started from (seed, "model"), in the recipe's precision on its device."""
-    section = recipe.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(recipe.seed, "model"))
-        make = own.find(section.name, recipe.home, "model.name") if is_own(section.name) else MODELS[section.name]
-        module = _network(make, section, _sizes(make, section, scenario.source, scenario.clients))
-    if section.weights:
-        load_weights(module, own.file_of(section.weights, recipe.home, "model.weights"), section.weights_parts)
-    module, criterion, forward = beside_head(recipe, scenario, module, _criterion(recipe))
-    model = Model(
-        module,
-        criterion,
-        forward=forward,
-        frozen=section.frozen,
-        buffers=section.buffers,
-        dtype=getattr(torch, section.dtype),
-        device=recipe.device,
-    )
-    check_compatible(model, scenario.test, "the test examples")
-    if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
-        check_compatible(model, scenario.central, "the central examples")
-    return model
-
-
-def _network(make: Callable[..., nn.Module], section: ModelSection, sizes: dict[str, int]) -> nn.Module:
-    """The network, of which a class or function of the user's own may make anything."""
-    what = f"The network '{section.name}' cannot be built so"
-    with explained(what):
-        try:
-            module = make(**sizes | section.options)
-        except TypeError as error:
-            raise InputError(f"{what}: {str(error).rstrip('.')}.") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(f"'{section.name}' made a {type(module).__name__}, not a torch.nn.Module.")
-    return module
-
-
-def _criterion(recipe: Recipe) -> Criterion:
-    name = recipe.model.criterion
-    criterion: Criterion = (
-        own.load_function(name, recipe.home, "model.criterion") if is_own(name) else CRITERIA[name].load()
-    )
-    return criterion
-
-
-def _outputs(criterion: str, source: Source, labels: NDArray[Any] | None) -> int | None:
-    """How many outputs a model needs: one for each class, or for each number of a label."""
-    if criterion == "cross_entropy" or (is_own(criterion) and source.classes is not None):
-        return source.classes
-    return 1 if criterion != "squared_error" or labels is None else int(np.prod(labels.shape[1:]))
-
-
-def _sizes(
-    make: Callable[..., nn.Module], section: ModelSection, source: Source, clients: FederatedData
-) -> dict[str, int]:
-    """What a network needs to know that the data determine."""
-    if "x" not in clients.arrays:
-        return {}
-    shape = clients.arrays["x"].shape[1:]
-    wanted = parameters(make)
-    outputs = _outputs(section.criterion, source, clients.arrays.get("y"))
-    known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
-    known["items"] = source.classes
-    known["size"] = shape[-1] if shape else None
-    if len(shape) == 3:
-        known["channels"] = shape[0]
-    found = {name: int(value) for name, value in known.items() if name in wanted and value is not None}
-    for name in wanted:
-        if wanted[name].required and name not in found and name not in section.options:
-            raise InputError(f"The network '{section.name}' needs model.{name}, which this source does not determine.")
-    return found
 
 
 def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:

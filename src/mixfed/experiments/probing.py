@@ -9,7 +9,8 @@ from typing import Any
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import Advice, advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
-from mixfed.experiments.build import build_model, build_setup
+from mixfed.experiments.build import build_setup
+from mixfed.experiments.networks import build_model
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.probe import plot_probe

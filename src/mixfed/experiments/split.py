@@ -12,7 +12,8 @@ from typing import Any
 
 from mixfed.algorithms.local_global import global_layers, layers
 from mixfed.errors import InputError
-from mixfed.experiments.build import build, build_model
+from mixfed.experiments.build import build
+from mixfed.experiments.networks import build_model
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.toml import resolve

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mixfed.data._arrays import take
+from mixfed.data._arrays import Arrays, take
 from mixfed.data.sources.base import Source
 from mixfed.errors import InputError
 from mixfed.rng import generator
@@ -21,7 +21,7 @@ OBTAIN = "scikit-learn, which has it inside"
 def load(folder: Path | None = None) -> Source:
     """``x`` is float32 (n, 64) from 0 to 1. The test part is a fixed fifth of every class."""
     table = _table()
-    arrays = {"x": (table[:, :-1] / 16).astype(np.float32), "y": table[:, -1].astype(np.int64)}
+    arrays: Arrays = {"x": (table[:, :-1] / 16).astype(np.float32), "y": table[:, -1].astype(np.int64)}
     test = np.zeros(len(arrays["y"]), np.bool_)
     for label in range(10):
         rows = generator(0, "sources/digits", label).permutation(np.flatnonzero(arrays["y"] == label))
