@@ -65,10 +65,6 @@ def test_names_files_and_folders_that_are_not_there(tmp_path: Path, capsys: pyte
     assert "No such file" in refused(capsys, "run", tmp_path / "none.toml", *out)
     assert "fashion-mnist" in refused(capsys, "run", "fashion-split", "--data", tmp_path, *out)
     assert "does not exist" in refused(capsys, "data", "smile", "--data", tmp_path / "no")
-    assert "is not a run" in refused(capsys, "run", "digits", "--resume", "--out", tmp_path)
-    assert "none of these runs" in refused(
-        capsys, "compare", "digits", "--algorithms", "fedavg", "--resume", "--out", tmp_path
-    )
     assert "whole number" in refused(capsys, "compare", "digits", "--algorithms", "fedavg", "--seeds", "a", *out)
     assert "different names" in refused(capsys, "compare", "digits", "--algorithms", "fedavg,fedavg", *out)
     assert not (tmp_path / "run").exists()

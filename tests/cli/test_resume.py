@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .tools import WAIT, here, lines, mixfed, refused, start, wait_for
+from .tools import TINY, WAIT, here, last_json, lines, mixfed, refused, start, wait_for
 
 ROUNDS = 90
 RUN = [
@@ -96,3 +96,36 @@ def test_more_rounds_can_be_added_and_nothing_else_changed(tmp_path: Path, capsy
     here(*short, "--resume")  # finished: told again, not run again
     assert "9 rounds" in capsys.readouterr().out
     assert (tmp_path / "run" / "result.json").read_bytes() == before
+
+
+def test_resume_where_there_is_no_run_begins_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One command that a scheduler can repeat."""
+    command = ["run", "digits", "--rounds", "2", *TINY, "--executor", "loop", "--out", tmp_path / "run", "--resume"]
+    here(*command)
+    assert "holds no run, so one begins there" in " ".join(capsys.readouterr().err.split())
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    here(*command)
+    assert "begins" not in capsys.readouterr().err
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
+    compare = ["compare", "digits", "--algorithms", "fedavg", *command[2:-3], "--out", tmp_path / "both", "--resume"]
+    here(*compare)
+    assert "holds none of these runs, so they begin there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_ended_broken(tmp_path: Path) -> None:
+    """It has exit code 1, its result says why, and one that cannot go on says so again at once."""
+    command = ["run", "digits", "--rounds", "4", *TINY, "--executor", "loop", "--set", "client.learning_rate=900"]
+    done = mixfed(*command, "--out", tmp_path / "wild", expect=1)
+    found = json.loads((tmp_path / "wild" / "result.json").read_text())
+    assert found["broken"].endswith("after round 4; lower the learning rates or clip the gradients.")
+    assert [sentence.startswith("The loss rose") for sentence in found["warnings"]] == [True]
+    assert "The run ended broken. The loss rose" in done.stderr
+    wilder = ["--algorithm", "center", "--set", "central.learning_rate=1e30", "--out", tmp_path / "wilder"]
+    for _ in range(2):
+        done = mixfed(*command, *wilder, "--resume", expect=1)
+        assert "The centre's training made numbers of the model that are not finite" in done.stderr
+    assert "would stop there again" in done.stderr
+    both = ["compare", "digits", "--algorithms", "center,fedavg", *command[2:6], "--rounds", "2"]
+    done = mixfed(*both, "--set", "central.learning_rate=1e30", "--out", tmp_path / "both", "--json")
+    assert last_json(done)["algorithms"]["center"] == {"metrics": {}, "ledger": {}}
+    assert "center, seed 0: The centre's training" in done.stderr

@@ -27,7 +27,17 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     }  # fmt: skip
     result = last_json(done)
     assert result == json.loads((folder / "result.json").read_text())
-    assert set(result) == {"metrics", "ledger", "rounds", "seconds", "seed", "faults", "versions", "simulation"}
+    assert set(result) == {
+        "metrics",
+        "ledger",
+        "rounds",
+        "seconds",
+        "seed",
+        "warnings",
+        "faults",
+        "versions",
+        "simulation",
+    }
     assert set(result["ledger"]) >= LEDGER
     assert (result["rounds"], result["seed"]) == (4, 3)
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -100,7 +100,7 @@ MISTAKES = [
     Mistake("A test set with fewer features", lambda: trained(test=to("x", lambda x: x[:, :5]))),
     Mistake("An empty test set", lambda: trained(test=lambda arrays: few(arrays, 0))),
     Mistake("Test examples that clients train on", lambda: trained(test=lambda arrays: few(examples(80, 0), 60))),
-    Mistake("A feature that is the same in all examples of clients", lambda: trained(to("x", without))),
+    Mistake("A feature that never changes", lambda: trained(*[to("x", without)] * 3)),
     Mistake("A device that this machine does not have", lambda: trained(device="cuda:7")),
     Mistake("nn.CrossEntropyLoss() as the criterion", lambda: trained(criterion=nn.CrossEntropyLoss())),
     Mistake("A criterion that averages", lambda: trained(criterion=lambda out, batch: out.square().mean())),

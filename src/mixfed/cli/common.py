@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,11 @@ def report_faults(result: Result) -> None:
     if absurd is not None:
         bound = faults.suggested_bound(absurd)
         stderr.print(f"To drop updates as long as these set client.bound={bound:g}.", style="yellow", soft_wrap=True)
+
+
+def say_that_it_begins(folder: Path, why: str) -> None:
+    """What ``--resume`` does where there is nothing to go on with, so that one command can be repeated."""
+    stderr.print(f"{folder} holds {why} there.", style="dim", soft_wrap=True)
 
 
 def say_how_to_go_on(done: str) -> None:

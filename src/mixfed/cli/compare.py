@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mixfed.cli.common import say_that_it_begins
 from mixfed.cli.console import stdout
 from mixfed.cli.watching import watching
 from mixfed.experiments.compare import compare, mixed
@@ -17,6 +18,8 @@ from mixfed.experiments.report.tables import comparison_tables
 def execute(recipes: list[Recipe], out: Path | None, *, resume: bool, probe: bool, to_json: bool) -> None:
     """Runs all of them, and prints what came of it beside what a short probe predicted."""
     out = folder_for(out, f"{recipes[0].name}-compare")
+    if resume and not any(out.glob("*/config.toml")):
+        say_that_it_begins(out, "none of these runs, so they begin")
     with watching() as watch:
         found = compare(recipes, out, resume=resume, probe=probe, watch=watch)
     for table in comparison_tables(recipes[0], found):

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on
+from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on, say_that_it_begins
 from mixfed.cli.console import stdout
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.report.bars import shown_on
+from mixfed.experiments.report.bars import begin, shown_on
 from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.tables import run_table
 from mixfed.experiments.request import Request
@@ -34,7 +34,7 @@ def execute(given: Request, out: Path | None, *, resume: bool, track: str | None
                 raise InputError(f"A recipe of curves in closed form trains no algorithm; leave out --{option}.")
         theory.execute(given.on(given.base()), out, as_json)
         return
-    folder, recipe = open_folder(given, out, resume)
+    folder, recipe, resume = open_folder(given, out, resume)
     found = folder.finished() if resume else None
     if found is None:
         with folder.locked():
@@ -43,31 +43,39 @@ def execute(given: Request, out: Path | None, *, resume: bool, track: str | None
     stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}\nReport: {folder.report}", soft_wrap=True)
     if as_json:
         print(json.dumps(found))
+    if found.get("broken"):
+        raise RunStopped(f"The run ended broken. {found['broken']}")
 
 
-def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe]:
-    """The run's folder and recipe; a resumed run takes its recipe from the folder and refuses another one."""
+def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe, bool]:
+    """The run's folder and recipe, and whether there is a run to resume.
+
+    A resumed run takes its recipe from the folder and refuses another one.
+    """
     base = given.base()
-    if not resume or out is None:
+    if out is None:
         recipe = given.on(base)
         out = folder_for(out, f"{recipe.name}-{recipe.algorithm}-seed{recipe.seed}")
     folder = RunFolder(out)
+    if resume and not folder.config.exists() and not folder.checkpoints.exists():
+        say_that_it_begins(folder.path, "no run, so one begins")
+        resume = False
     if not resume:
         folder.require_unused()
-        return folder, recipe
+        return folder, given.on(base), False
     table = folder.stored_table()
     for parts, value in folder.edited(toml.chosen(base, table["algorithm"])):
         toml.set_key(table, parts, value)
     recipe = given.on(table)
     folder.adopt(recipe)
-    return folder, recipe
+    return folder, recipe, True
 
 
 def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
     experiment = build(recipe)
     trackers = _trackers(track, recipe, folder, resume)
     with Interrupts() as interrupts, progress() as bar:
-        task = bar.add_task(f"{recipe.name} · {recipe.algorithm}", total=recipe.rounds, told="")
+        task = begin(bar, f"{recipe.name} · {recipe.algorithm}", recipe.rounds)
         try:
             result = run_in_folder(
                 experiment,

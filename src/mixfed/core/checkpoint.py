@@ -25,7 +25,7 @@ warn = logging.getLogger("mixfed").warning
 """Where sentences go that nobody has asked for."""
 
 _SUFFIX = ".safetensors"
-_FORM = 2
+_FORM = 3
 _GROWING = ("history", "diagnostics", "costs", "jobs")
 _SEAL = re.compile(rb'"seal":"([0-9a-f]{32})"')
 _OPEN = "0" * 32

@@ -73,7 +73,9 @@ def check_data(
     }
     for whose, examples in {**clients, **judged, **asked}.items():
         check_compatible(algorithm.model, examples, whose)
-    return look_over(clients, judged, asked) | _never_learnt(algorithm, populations, central)
+    unused: list[Data] = [d for name, d in populations.items() if name not in algorithm.batching]
+    unused += [d for name, d in central.items() if name not in algorithm.centre.judged]
+    return look_over(clients, judged, asked, unused) | _never_learnt(algorithm, populations, central)
 
 
 def _never_learnt(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from mixfed.core import tree
+from mixfed.core.alarms import Alarms, require_finite
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Server, State
 from mixfed.core.backend import Backend, Run
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.checks import Tests, by_name, check_data, check_settings
-from mixfed.core.faults import Fault
+from mixfed.core.faults import Fault, worst
 from mixfed.core.ledger import Ledger
 from mixfed.core.model import Model
 from mixfed.core.policy import Policy
@@ -23,7 +23,7 @@ from mixfed.core.predict import predict
 from mixfed.core.schedule import Schedule
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError, from_extra
+from mixfed.errors import InputError, RunStopped, from_extra
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ class Record:
     dropped: int
     params: Params
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 Callback = Callable[[Record], None]
 Evaluate = Callable[[Params, Any], Mapping[str, float]]
 """Metrics of the common model, and of clients' own ones as far as the backend lets see them."""
-
-_log = logging.getLogger("mixfed")
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,10 @@ class Result:
     """A finished (or interrupted) run: ``history`` has the evaluated rounds, ``diagnostics`` those with a step.
 
     ``faults`` are the clients whose updates were ``dropped`` or absurdly long, and how often. ``privates`` is what the
-    backend shows of the clients' private parts. ``warnings`` are sentences about what is likely wrong. ``costs`` has
-    what each evaluated round had cost until then: bytes sent (down and up together) and seconds. ``jobs`` has when the
-    first clients were asked and reported, where they may be late.
+    backend shows of the clients' private parts. ``warnings`` are sentences about what is likely wrong, and ``broken``
+    is the one that says why the model is of no use, if it is so. ``costs`` has what each evaluated round had cost until
+    then: bytes sent (down and up together) and seconds. ``jobs`` has when the first clients were asked and reported,
+    where they may be late.
     """
 
     params: Params
@@ -85,6 +85,7 @@ class Result:
     state: State = field(default_factory=dict)
     privates: Any = None
     warnings: list[str] = field(default_factory=list)
+    broken: str = ""
     costs: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     model: Model | None = field(default=None, repr=False)
@@ -104,7 +105,7 @@ class Result:
     def __repr__(self) -> str:
         told = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         sent = self.ledger.get("bytes_down", 0) + self.ledger.get("bytes_up", 0)
-        state = "" if self.finished else ", not finished"
+        state = ", broken" if self.broken else "" if self.finished else ", not finished"
         return f"Result({self.rounds} rounds{state}; {told or 'not evaluated'}; {sent:,} bytes sent)"
 
     @property
@@ -188,16 +189,17 @@ def train(
     check_settings(algorithm, schedule, rounds, evaluation.every)
     populations, sources = by_name(data, CLIENTS), by_name(central, CENTRE)
     sizes = {name: len(population) for name, population in populations.items()}
-    warnings = check_data(algorithm, populations, sources, evaluation.tests(), schedule)
-    for sentence in warnings.values():
-        _log.warning(sentence)
+    found = check_data(algorithm, populations, sources, evaluation.tests(), schedule)
+    alarms = Alarms(algorithm, evaluation.tests())
     policy = Policy(algorithm, schedule, sizes, seed)
     saved = checkpoints.resume(seed=seed, rounds=rounds, every=evaluation.every) if checkpoints and resume else None
     if saved:
         policy.restore(saved["policy"])
         progress = Progress.restored(saved, algorithm)
+        alarms.restore(saved["alarms"])
     else:
         progress = Progress(algorithm.init(algorithm.model.initial()), Ledger())
+    alarms.tell(found)
     run = Run(algorithm, populations, sources, schedule, seed, progress.ledger, policy.books, rounds)
     backend.start(run, saved["backend"] if saved else None)
     began = time.monotonic() - progress.seconds
@@ -209,14 +211,18 @@ def train(
         progress.diagnostics += [{"round": done, **diagnostics}] if diagnostics else []
         metrics = evaluation.after(done, rounds, params, backend)
         progress.history += [{"round": done, **metrics}] if metrics else []
+        alarms.heard(policy.faults)
+        if metrics or done == rounds:
+            alarms.evaluated(done, rounds, metrics, params)
         progress.seconds = time.monotonic() - began
         progress.costs += [progress.cost()] if metrics else []
         stop, finished = should_stop(), done == rounds
         if checkpoints and (stop or finished or checkpoints.due(done)):
-            checkpoints.save(progress.tree(policy, backend) | {"seed": seed})
+            checkpoints.save(progress.tree(policy, backend) | {"seed": seed, "alarms": alarms.tree()})
         for callback in callbacks:
             totals = progress.ledger.totals()
-            callback(Record(done, rounds, metrics, totals, progress.dropped, params, diagnostics))
+            warnings = alarms.sentences()
+            callback(Record(done, rounds, metrics, totals, progress.dropped, params, diagnostics, warnings))
         if stop:
             break
     return Result(
@@ -232,7 +238,8 @@ def train(
         progress.diagnostics,
         progress.state,
         backend.clients(),
-        list(warnings.values()),
+        alarms.sentences(),
+        alarms.broken,
         progress.costs,
         progress.jobs,
         algorithm.model,
@@ -245,7 +252,12 @@ def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -
     sizes = {name: len(population) for name, population in run.data.items()}
     server = Server(number, run.seed, algorithm.model, run.central, run.ledger, sizes)
     messages, progress.state = algorithm.broadcast(progress.state, server)
-    outcome = policy.round(backend, messages, number, progress.version)
+    try:
+        outcome = policy.round(backend, messages, number, progress.version)
+    except RunStopped:
+        if worst(policy.faults.all()) is None:
+            require_finite(algorithm, algorithm.params(progress.state), number)
+        raise
     steps, joining = outcome.steps, run.schedule.joining
     if joining and algorithm.own.settles and joining.settling(number):
         steps = []

@@ -36,10 +36,13 @@ NUMBERS = 64
 _log = logging.getLogger("mixfed")
 
 
-def look_over(clients: Mapping[str, Data], central: Mapping[str, Data], tests: Mapping[str, Data]) -> Found:
+def look_over(
+    clients: Mapping[str, Data], central: Mapping[str, Data], tests: Mapping[str, Data], unused: list[Data]
+) -> Found:
     """Refuses what spoils every run on these examples, and returns what is likely a mistake.
 
-    The keys of the mappings are the words by which sentences call the sets.
+    The keys of the mappings are the words by which sentences call the sets. ``unused`` are examples that the run has
+    and does not look at, which tell whether a feature ever changes.
     """
     found: Found = {}
     for whose, data in clients.items():
@@ -50,8 +53,7 @@ def look_over(clients: Mapping[str, Data], central: Mapping[str, Data], tests: M
                 f"The field '{field}' of {whose} has numbers that are not finite in {_examples(rows)}, the first in"
                 f" row {rows[0]}; fill these gaps or leave the examples out."
             )
-    for whose, data in {**clients, **central, **tests}.items():
-        found |= _constant(data, whose)
+    found |= _constant([*clients.values(), *central.values(), *tests.values(), *unused])
     for whose, data in tests.items():
         found |= _seen_before(data, whose, [*clients.values(), *central.values()])
     return found
@@ -81,7 +83,7 @@ def _clients_not_finite(data: Data, whose: str) -> Found:
             raise InputError(f"{told}, on every client; fill these gaps or leave the examples out.")
         others = f" and {len(owners) - 1} others" if len(owners) > 1 else ""
         return {
-            "not finite": f"{told}, on {first}{others}, whose updates will be dropped; fill these gaps or leave the"
+            "gaps": f"{told}, on {first}{others}, whose updates will be dropped; fill these gaps or leave the"
             " examples out."
         }
     return {}
@@ -127,33 +129,35 @@ def _blocks(name: str, array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]
         yield start, array[start : start + rows]
 
 
-def _constant(data: Data, whose: str) -> Found:
+def _constant(every: list[Data]) -> Found:
     """Features that never change; single ones are common among the pixels of images, and are not told."""
-    for name, array in data.arrays.items():
+    for name, array in every[0].arrays.items() if every else ():
+        others = [data.arrays[name] for data in every[1:] if name in data.arrays]
         if name == "y" or array.ndim < 2 or len(array) < FEW:
             continue
-        columns = _columns_that_stay(name, array)
+        columns = _columns_that_stay(name, [array, *(other for other in others if _alike(other, array))])
         width = int(np.prod(array.shape[1:]))
         if len(columns) == width > 0:
-            told = f"All examples of {whose} have the same '{name}'"
+            told = f"All examples have the same '{name}'"
         elif array.ndim == 2 and len(columns) * 20 >= width:
             listed = ", ".join(map(str, columns[:5].tolist())) + (", …" if len(columns) > 5 else "")
-            told = f"Of the {width} features in '{name}' of {whose}, {len(columns)} never change (see column {listed})"
+            told = f"Of the {width} features in '{name}', {len(columns)} never change (see column {listed})"
         else:
             continue
-        return {f"constant {whose}": f"{told}, so nothing can be learnt from them; look how they were made."}
+        return {"constant": f"{told}, so nothing can be learnt from them; look how they were made."}
     return {}
 
 
-def _columns_that_stay(name: str, array: NDArray[Any]) -> Rows:
+def _columns_that_stay(name: str, arrays: list[NDArray[Any]]) -> Rows:
     """Columns with the same number in all rows: those that change in a few rows are not looked at any further."""
-    flat = array.reshape(len(array), -1)
-    few = flat[np.linspace(0, len(flat) - 1, 256).astype(np.int64)]
-    stay = np.flatnonzero((few == flat[0]).all(axis=0))
-    for _, block in _blocks(name, flat):
+    tables = [array.reshape(len(array), -1) for array in arrays]
+    first = tables[0][0]
+    few = tables[0][np.linspace(0, len(tables[0]) - 1, 256).astype(np.int64)]
+    stay = np.flatnonzero((few == first).all(axis=0))
+    for _, block in (part for table in tables for part in _blocks(name, table)):
         if not len(stay):
             break
-        stay = stay[(block[:, stay] == flat[0, stay]).all(axis=0)]
+        stay = stay[(block[:, stay] == first[stay]).all(axis=0)]
     return stay
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mixfed.errors import InputError
+from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
@@ -43,14 +43,17 @@ def compare(
 ) -> dict[str, Any]:
     """Trains every recipe (they differ in algorithm and seed) in a folder under ``out``, and sums up.
 
-    With ``resume`` runs of the same recipes go on, and finished ones are taken as they are. With ``probe``, what a
-    short probe predicts of mixed methods is part of the comparison if there are several of them.
+    With ``resume`` runs of the same recipes that are there go on, and finished ones are taken as they are. A run that
+    stops because it diverges has no figures. With ``probe``, what a short probe predicts of mixed methods is part of
+    the comparison if there are several of them.
     """
     out, runs = Path(out), {(recipe.algorithm, recipe.seed): recipe for recipe in recipes}
     if not runs or len(runs) < len(recipes):
         raise InputError("A comparison is of one or more recipes that differ in algorithm or seed.")
     folders = _folders(runs, out, resume)
-    results = train_all(runs, folders, watch, may_diverge=False)
+    results = train_all(runs, folders, watch)
+    if not any(results.values()):
+        raise RunStopped("Every run of the comparison stopped before its end; lower the learning rates.")
     first = recipes[0]
     found = compare_results(_by_algorithm(results))
     if probe and "parallel" in found["algorithms"] and len(mixed(found)) > 1:
@@ -62,8 +65,11 @@ def compare(
     return found
 
 
-def compare_results(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """What comparison.json holds: for every algorithm, each metric's mean, spread and values, and the mean ledger."""
+def compare_results(results: Mapping[str, Sequence[Mapping[str, Any] | None]]) -> dict[str, Any]:
+    """What comparison.json holds: for every algorithm, each metric's mean, spread and values, and the mean ledger.
+
+    A run that stopped (None) has no figures, so that the mean of those with other seeds is none either.
+    """
     return {"algorithms": {name: _summary(runs) for name, runs in results.items()}}
 
 
@@ -72,9 +78,12 @@ def mixed(comparison: Mapping[str, Any]) -> list[str]:
     return [name for name in comparison["algorithms"] if name in MIXED]
 
 
-def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    metrics = {name: spread_of([run["metrics"].get(name) for run in runs]) for name in runs[0]["metrics"]}
-    ledger = {name: round(float(np.mean([run["ledger"][name] for run in runs]))) for name in runs[0]["ledger"]}
+def _summary(runs: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    ended = [run for run in runs if run is not None]
+    names = ended[0]["metrics"] if ended else ()
+    metrics = {name: spread_of([run["metrics"].get(name) if run else None for run in runs]) for name in names}
+    costs = ended[0]["ledger"] if ended else ()
+    ledger = {name: round(float(np.mean([run["ledger"][name] for run in ended]))) for name in costs}
     return {"metrics": metrics, "ledger": ledger}
 
 
@@ -92,8 +101,6 @@ def _folders(recipes: Mapping[Key, Recipe], out: Path, resume: bool) -> dict[Key
         return f"{key[0]}-seed{key[1]}"
 
     unopened = {key: RunFolder(out / name(key)) for key in recipes}
-    if resume and not any(folder.config.exists() for folder in unopened.values()):
-        raise InputError(f"{out} holds none of these runs; leave out --resume to start them there.")
     if not resume and (out / "comparison.json").exists():
         raise InputError(f"{out} already holds a comparison; go on with --resume, or choose another folder with --out.")
     for folder in unopened.values():

@@ -12,6 +12,7 @@
     facts.json          who holds what, costs …  ├ once the run has finished
     report.html         all of it, to look at    │
     result.json         metrics, ledger, …       ┘ (written last)
+    stopped.txt         why the run stopped, if it could not go on
 
 While a run writes there, the folder is locked (``.lock``). What a resumed run reads has checksums, and checkpoints know
 the run that they are of.
@@ -37,7 +38,7 @@ from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.files import append, refuse_links, sweep, write_atomically
 from mixfed.core.loop import Record
 from mixfed.core.tree import flatten
-from mixfed.errors import InputError
+from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
@@ -67,6 +68,7 @@ class RunFolder:
         self.facts = self.path / "facts.json"
         self.report = self.path / "report.html"
         self.result = self.path / "result.json"
+        self.stopped = self.path / "stopped.txt"
         self.checkpoints = self.path / "checkpoints"
         self._lock = FileLock(self.path / ".lock", timeout=0)
 
@@ -92,9 +94,8 @@ class RunFolder:
         files = (self.config, self.recipe, self.metrics, self.model, self.diagnostics, self.plot, self.result)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            refuse_links(
-                [*files, self.diagnostics_plot, self.facts, self.report, Path(self._lock.lock_file), self.checkpoints]
-            )
+            written = (self.diagnostics_plot, self.facts, self.report, self.stopped)
+            refuse_links([*files, *written, Path(self._lock.lock_file), self.checkpoints])
             refuse_links(self.checkpoints.rglob("*"))
             self._lock.acquire()
             sweep(self.path)
@@ -186,8 +187,15 @@ class RunFolder:
         with suppress(OSError):  # other files may be in the folder
             self.path.rmdir()
 
+    def note_stop(self, why: str) -> None:
+        """Writes down why a run could not go on."""
+        write_atomically(self.stopped, f"{why}\n".encode())
+
     def finished(self) -> dict[str, Any] | None:
-        """The result, if the run has finished."""
+        """The result, if the run has finished; why it could not, if it stopped, for it would stop there again."""
+        if self.stopped.is_file():
+            why = self.stopped.read_text(encoding="utf-8", errors="replace").strip()
+            raise RunStopped(f"The run in {self.path} stopped and would stop there again: {why}")
         if not self.result.is_file():
             return None
         result = _parsed(self.result.read_bytes(), str(self.result))

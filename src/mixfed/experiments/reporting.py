@@ -39,7 +39,7 @@ def runs_in(path: Path) -> list[RunFolder]:
             raise InputError(f"The run in {path} has not finished; go on with it by --resume.")
         return [run]
     below = [RunFolder(folder) for folder in sorted(path.iterdir()) if (folder / "config.toml").is_file()]
-    found = [run for run in below if run.finished() is not None]
+    found = [run for run in below if not run.stopped.is_file() and run.finished() is not None]
     if not found:
         raise InputError(f"{path} holds no finished run; name the folder of a run or of a comparison.")
     order = _algorithms(path)

@@ -14,7 +14,7 @@ import torch
 from mixfed.core.checkpoint import Checkpoints, save_params, warn
 from mixfed.core.files import write_atomically
 from mixfed.core.loop import Callback, Result
-from mixfed.errors import InputError
+from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import scores
 from mixfed.experiments.build import Experiment
 from mixfed.experiments.facts import facts_of
@@ -71,6 +71,9 @@ def run_in_folder(
                 say=say or (lambda sentence: None),
                 chose=chose,
             )
+        except RunStopped as error:
+            folder.note_stop(str(error))
+            raise
         except InputError:
             if not resume and not folder.checkpoints.exists():
                 folder.forget()
@@ -116,6 +119,8 @@ def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
         "rounds": result.rounds,
         "seconds": round(result.seconds, 3),
         "seed": result.seed,
+        "warnings": result.warnings,
+        **({"broken": result.broken} if result.broken else {}),
         "faults": [asdict(fault) for fault in result.faults],
         "versions": versions(),
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mixfed.core.checkpoint import warn
 from mixfed.core.loop import Record
 from mixfed.data.scenario import Scenario
 from mixfed.errors import RunStopped
@@ -20,25 +21,23 @@ Key = TypeVar("Key")
 
 
 def train_all(
-    recipes: Mapping[Key, Recipe], folders: Mapping[Key, RunFolder], watch: Watch = UNWATCHED, *, may_diverge: bool
+    recipes: Mapping[Key, Recipe], folders: Mapping[Key, RunFolder], watch: Watch = UNWATCHED
 ) -> dict[Key, dict[str, Any] | None]:
     """The results of all runs in their order, so that neighbours with the same data and seed share them.
 
-    A run that has a configuration in its folder goes on, and one that has finished is taken as it is. One that diverges
-    has the result None if it ``may_diverge``, and else ends everything.
+    A run that has a configuration in its folder goes on, and one that has finished is taken as it is. One that stops
+    because it diverges has the result None, and the log says why.
     """
     results: dict[Key, dict[str, Any] | None] = {}
     deal = _Dealer()
     for key, recipe in recipes.items():
         folder = folders[key]
-        found = folder.finished() if folder.config.exists() else None
-        if found is None:
-            try:
-                found = _train(recipe, deal(recipe), folder, watch)
-            except RunStopped as error:
-                if not may_diverge:
-                    raise RunStopped(f"{recipe.algorithm}, seed {recipe.seed}: {error}") from error
-        results[key] = found
+        try:
+            found = folder.finished() if folder.config.exists() else None
+            results[key] = found or _train(recipe, deal(recipe), folder, watch)
+        except RunStopped as error:
+            results[key] = None
+            warn(f"{recipe.algorithm}, seed {recipe.seed}: {error}")
         if watch.should_stop() and len(results) < len(recipes):
             raise Interrupted(f"{len(results)} of {len(recipes)} runs")
     return results

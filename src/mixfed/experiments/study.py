@@ -73,7 +73,7 @@ def run_study(
     from mixfed.experiments.runs import take_up, train_all  # PyTorch is loaded for what was not refused
 
     folders = take_up(recipes, out, lambda key: f"{key[0]}-{key[1]}-seed{key[2]}")
-    results = train_all(recipes, folders, watch, may_diverge=True)
+    results = train_all(recipes, folders, watch)
     summary = {
         point: {name: _summary(study, [results[i, name, seed] for seed in seeds]) for name in study.algorithms}
         for i, point in enumerate(study.points)

@@ -94,7 +94,7 @@ def tune(
 
     out = folder_for(Path(out) if out else None, f"{first.name}-tune")
     folders = take_up(recipes, out, lambda key: f"{key[0]}-{key[1]}-seed{key[2]}")
-    results = train_all(recipes, folders, watch, may_diverge=True)
+    results = train_all(recipes, folders, watch)
     scores = {key: score(folders[key].history(), metric, last) if run else None for key, run in results.items()}
     tried = {
         name: [Trial(point, [scores[name, i, seed] for seed in seeds]) for i, point in enumerate(settings)]

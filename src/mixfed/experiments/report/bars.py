@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,41 @@ if TYPE_CHECKING:
 def bars(console: Console | None = None) -> Iterator[Progress]:
     """Live bars, by default where Python prints; they leave no trace where an error is to be read."""
     columns = (_text("{task.description}"), BarColumn(), MofNCompleteColumn(), _text("{task.fields[told]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+    with Progress(*columns, _text("{task.fields[warned]}"), TimeRemainingColumn(), console=console) as bar:
         try:
-            yield bar
+            with _warnings_above(bar):
+                yield bar
         except Exception:
             bar.live.transient = True
             raise
 
 
+@contextmanager
+def _warnings_above(bar: Progress) -> Iterator[None]:
+    """Shows what the library warns of above the bar, whose last line remembers that there was something."""
+    log, handler = logging.getLogger("mixfed"), logging.Handler(logging.WARNING)
+
+    def emit(record: logging.LogRecord) -> None:
+        bar.console.print(record.getMessage(), style="yellow", markup=False, highlight=False, soft_wrap=True)
+        for task in bar.task_ids[-1:]:
+            bar.update(task, warned="warned")
+
+    handler.emit = emit  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def begin(bar: Progress, title: str, rounds: int) -> Any:
+    """A new line of the bar."""
+    return bar.add_task(title, total=rounds, told="", warned="")
+
+
 def begun_on(bar: Progress, title: str, rounds: int) -> Moved:
     """A new line of the bar; what is returned moves it and shows the latest metrics beside it."""
-    return _moving(bar, bar.add_task(title, total=rounds, told=""))
+    return _moving(bar, begin(bar, title, rounds))
 
 
 def shown_on(bar: Progress, task: Any) -> Callable[[Record], None]:

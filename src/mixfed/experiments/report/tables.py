@@ -50,7 +50,7 @@ def comparison_tables(recipe: Recipe, comparison: Mapping[str, Any]) -> list[Tab
     for name in shown:
         costs.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for algorithm, entry in algorithms.items():
-        costs.add_row(algorithm, *(amount(name, entry["ledger"][name]) for name in shown))
+        costs.add_row(algorithm, *(amount(name, entry["ledger"].get(name)) for name in shown))
     return [*tables, costs]
 
 
@@ -86,8 +86,10 @@ def mean_and_spread(found: Mapping[str, Any] | None) -> str:
     return f"{found['mean']:.3f}" + (f" ± {found['spread']:.3f}" if len(found["values"]) > 1 else "")
 
 
-def amount(name: str, value: float) -> str:
+def amount(name: str, value: float | None) -> str:
     """A cost in readable units: bytes in kB, MB …, FLOPs in M, G …, examples in full."""
+    if value is None:
+        return "–"
     unit = "B" if name.startswith("bytes") else "" if name.endswith("flops") else None
     if unit is None:
         return f"{value:,.0f}"
