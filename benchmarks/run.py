@@ -29,7 +29,7 @@ from rich.markup import escape
 from rich.table import Table
 from systems import BASELINES, ENVIRONMENT, PYTHON, QUICK, SYSTEMS
 from torch import Tensor
-from workloads import WORKLOADS, Workload
+from workloads import STANDARD, WORKLOADS, Workload
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -152,7 +152,7 @@ def names(known: dict[str, Any]) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workloads", type=names(WORKLOADS), default=list(WORKLOADS), help="such as W1,W2")
+    parser.add_argument("--workloads", type=names(WORKLOADS), default=list(STANDARD), help="such as W1,W2")
     parser.add_argument("--systems", type=names(SYSTEMS), default=list(SYSTEMS), help="such as torch-loop,pfl")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long to time each system in a turn")
     parser.add_argument("--turns", type=int, default=3, help="how often each system has its turn")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -96,21 +97,37 @@ def class_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs, y, reduction="none")
 
 
-class CharGRU(nn.Module):
-    """W3: embedding 64, GRU 128, vocabulary 90; predicts the next character at each of 50 positions."""
+class Characters(nn.Module):
+    """W3: embedding 64, recurrent layer of 128, vocabulary 90; predicts the next character at each of 50 positions."""
+
+    def __init__(self, layer: Callable[..., nn.RNNBase] = nn.GRU, **options: int | bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(90, 64)
+        self.recurrent = layer(64, 128, batch_first=True, **options)
+        self.output = nn.Linear(128 * (1 + self.recurrent.bidirectional), 90)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.recurrent(self.embedding(x))[0])
+
+
+class Transformer(nn.Module):
+    """W5: 2 layers of width 64 with 4 heads, vocabulary 90; predicts the next character at each of 32 positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(90, 64)
-        self.gru = nn.GRU(64, 128, batch_first=True)
-        self.output = nn.Linear(128, 90)
+        self.position = nn.Parameter(0.1 * torch.randn(32, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.output = nn.Linear(64, 90)
+        self.register_buffer("later", torch.ones(32, 32, dtype=torch.bool).triu(1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.gru(self.embedding(x))[0])
+        return self.output(self.layers(self.embedding(x) + self.position, mask=self.later, is_causal=True))
 
 
-def text_data(population: int, examples: int, seed: torch.Generator) -> Data:
-    jumps = torch.randint(3, (population, examples, 51), generator=seed)
+def text_data(population: int, examples: int, seed: torch.Generator, length: int = 50) -> Data:
+    jumps = torch.randint(3, (population, examples, length + 1), generator=seed)
     jumps[..., 0] = torch.randint(90, (population, examples), generator=seed)
     text = jumps.cumsum(-1) % 90
     return text[..., :-1].contiguous(), text[..., 1:].contiguous()
@@ -150,12 +167,28 @@ def hinge_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return (1 - y * outputs).relu()
 
 
-WORKLOADS = {
+def characters(name: str, title: str, layer: Callable[..., nn.RNNBase], **options: int | bool) -> Workload:
+    """W3 with this layer."""
+    return Workload(name, title, 20, 8, 4, 0.5, 200, partial(Characters, layer, **options), text_loss, text_data)
+
+
+STANDARD = {
     w.name: w
     for w in (
         Workload("W1", "smile MLP", 100, 5, 2, 0.05, 1000, Smile, smile_loss, smile_data),
         Workload("W2", "CNN", 20, 20, 3, 0.1, 200, CNN, class_loss, picture_data),
-        Workload("W3", "character GRU", 20, 8, 4, 0.5, 200, CharGRU, text_loss, text_data),
+        characters("W3", "character GRU", nn.GRU),
         Workload("W4", "embeddings", 100, 16, 10, 5.0, 1000, DualEncoder, hinge_loss, bag_data, BAG_AND_ITEM),
+        Workload("W5", "transformer", 20, 8, 4, 0.1, 200, Transformer, text_loss, partial(text_data, length=32)),
+    )
+}
+"""What is measured unless other workloads are asked for."""
+
+WORKLOADS = STANDARD | {
+    w.name: w
+    for w in (
+        characters("W3-lstm", "character LSTM", nn.LSTM),
+        characters("W3-rnn", "simple RNN", nn.RNN),
+        characters("W3-deep", "GRU, two layers, both directions", nn.GRU, num_layers=2, bidirectional=True),
     )
 }

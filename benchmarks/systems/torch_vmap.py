@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from workloads import Workload
 
-CHUNKS = {"W1": 50, "W2": 4, "W3": 20, "W4": 50}
+CHUNKS = {"W1": 50, "W2": 4, "W3": 20, "W4": 50, "W5": 10}
 Params = dict[str, Tensor]
 
 
 def gru_outputs(params: Params, x: Tensor) -> Tensor:
     """W3's forward pass with a GRU in plain operators; under vmap ``nn.GRU`` is slower."""
     embedded = F.embedding(x, params["embedding.weight"])
-    inputs = F.linear(embedded, params["gru.weight_ih_l0"], params["gru.bias_ih_l0"])
+    inputs = F.linear(embedded, params["recurrent.weight_ih_l0"], params["recurrent.bias_ih_l0"])
     h = torch.zeros_like(embedded[:, 0, :1]).expand(-1, 128)
     states = []
     for given in inputs.unbind(1):
-        fed = F.linear(h, params["gru.weight_hh_l0"], params["gru.bias_hh_l0"])
+        fed = F.linear(h, params["recurrent.weight_hh_l0"], params["recurrent.bias_hh_l0"])
         reset, update = (given[:, :256] + fed[:, :256]).sigmoid().chunk(2, -1)
         new = (given[:, 256:] + reset * fed[:, 256:]).tanh()
         h = new + update * (h - new)
@@ -59,7 +59,7 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     many = vmap(client, in_dims=(None, 0, 0))
     for round in count():
         total = {name: torch.zeros_like(p) for name, p in params.items()}
-        for chunk in torch.tensor(workload.cohort(round)).split(CHUNKS[workload.name]):
+        for chunk in torch.tensor(workload.cohort(round)).split(CHUNKS.get(workload.name, 20)):
             for name, p in many(params, x[chunk], y[chunk]).items():
                 total[name] += p.sum(0) / workload.clients
         params = total

@@ -5,6 +5,7 @@ Shapes: ``x`` [N, T, B, I], weights [N, G·H, I] and [N, G·H, H], biases [N, G�
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +16,8 @@ from mixfed.models.cells import CELLS, Cell, Run, Tensors
 
 
 class Layer(Protocol):
-    """``carried`` tensors go from step to step. Where ``folds``, clients that share their weights may be one batch."""
+    """``carried`` tensors go from step to step. Where a layer ``folds``, clients that share their weights may be one
+    batch, and the tensors of its trace are [N, T, B, …]; else they are each a single network's."""
 
     @property
     def carried(self) -> int: ...
@@ -24,7 +26,7 @@ class Layer(Protocol):
     def folds(self) -> bool: ...
 
     def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
-        """The states, the last carried tensors, and what the gradient needs; where it folds, [N, T, B, …] each."""
+        """The states, the last carried tensors, and the trace that the gradient needs."""
 
     def backward(
         self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
@@ -90,26 +92,31 @@ class OneDnnLSTM:
                 torch.ops.aten.mkldnn_rnn_layer(*one, False, [], _LSTM, size, 1, True, False, False, True)
                 for one in _networks(x.detach(), *weights, *carry)
             ]
-        states, h, c, workspace = map(torch.stack, zip(*each, strict=True))
-        return Run(states, (h, c), (h.clone(), c.clone(), workspace))
+        states, *last = (_stack(some) for some in list(zip(*each, strict=True))[:3])
+        return Run(states, tuple(last), tuple(x for _, *kept in each for x in kept))
 
     def backward(
         self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
     ) -> tuple[Tensor, ...]:
         """See :class:`Layer`."""
-        size = carry[0].shape[-1]
+        size, before = carry[0].shape[-1], _networks(x, *weights, *carry, run.states)
+        gradients, kept = _networks(d_states, *d_last), zip(*[iter(run.trace)] * 3, strict=True)
         each = [
             torch.ops.aten.mkldnn_rnn_layer_backward(
-                *one[:-1], False, _LSTM, size, 1, True, True, False, [], False, one[-1]
+                *one, h, c, *d, False, _LSTM, size, 1, True, True, False, [], False, workspace
             )
-            for one in _networks(x, *weights, *carry, run.states, *run.trace[:2], d_states, *d_last, run.trace[2])
+            for one, (h, c, workspace), d in zip(before, kept, gradients, strict=True)
         ]
-        return tuple(map(torch.stack, zip(*each, strict=True)))
+        return tuple(map(_stack, zip(*each, strict=True)))
 
 
 def _networks(*tensors: Tensor) -> list[Tensors]:
     """The tensors of every network."""
     return list(zip(*(x.detach().contiguous().unbind() for x in tensors), strict=True))
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tensors) if len(tensors) > 1 else tensors[0].clone()[None]  # type: ignore[arg-type]
 
 
 def _product(d: Tensor, inputs: Tensor, clients: int) -> Tensor:

@@ -42,16 +42,21 @@ class _Scan(torch.autograd.Function):
         trace = output[1 + LAYERS[ctx.name].carried :]
         ctx.save_for_backward(*tensors, output[0], *trace)
         ctx.mark_non_differentiable(*trace)
+        ctx.set_materialize_grads(False)  # the trace's would be large
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, *_applied(_Back, ctx.name, 0, *gradients[: 1 + LAYERS[ctx.name].carried], *ctx.saved_tensors)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        saved, carried = ctx.saved_tensors, LAYERS[ctx.name].carried
+        outputs = (saved[1 + WEIGHTS + carried], *saved[1 + WEIGHTS :][:carried])  # the states, and what was carried
+        given = (torch.zeros_like(x) if d is None else d for d, x in zip(gradients, outputs, strict=False))
+        return None, *_applied(_Back, ctx.name, 0, *given, *saved)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, *given: Tensor) -> Any:
         layer, clients, dims = LAYERS[name], info.batch_size, in_dims[1:]
         if not _shared(name, dims[1:]):
-            return _apart(_applied(_Scan, name, *_stacked(given, dims, clients)), [], clients)
+            found = _applied(_Scan, name, *_stacked(given, dims, clients))
+            return _apart(found, _first(name, len(found), 1 + layer.carried), clients)
         found = _applied(_Scan, name, *_folded(given, dims, [2, *[0] * WEIGHTS, *[1] * layer.carried], clients))
         return _apart(found, [2, *[1] * layer.carried, *[2] * (len(found) - 1 - layer.carried)], clients)
 
@@ -80,7 +85,9 @@ class _Back(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, parts: int, *given: Tensor) -> Any:
         carried, clients, dims = LAYERS[name].carried, info.batch_size, in_dims[2:]
         if parts or not _shared(name, dims[2 + carried :]):
-            return _apart(_applied(_Back, name, parts, *_stacked(given, dims, clients)), [], clients)
+            whole = _first(name, len(given), 3 + WEIGHTS + 2 * carried)
+            found = _applied(_Back, name, parts, *_stacked(given, dims, clients, whole))
+            return _apart(found, [0] * len(found), clients)
         places = [2, *[1] * carried, 2, *[0] * WEIGHTS, *[1] * carried]
         places += [2] * (len(given) - len(places))
         d_x, *others = _applied(_Back, name, clients, *_folded(given, dims, places, clients))
@@ -101,15 +108,26 @@ def _folded(given: Sequence[Tensor], dims: Sequence[int | None], places: Sequenc
     ]
 
 
-def _stacked(given: Sequence[Tensor], dims: Sequence[int | None], clients: int) -> list[Tensor]:
-    """The cohort as part of the networks."""
-    return [_led(x, dim, clients, 0).flatten(0, 1) for x, dim in zip(given, dims, strict=True)]
+def _stacked(
+    given: Sequence[Tensor], dims: Sequence[int | None], clients: int, places: Sequence[int | None] | None = None
+) -> list[Tensor]:
+    """The cohort as part of the networks, but for tensors that have no place for either."""
+    return [
+        x if place is None else _led(x, dim, clients, 0).flatten(0, 1)
+        for x, dim, place in zip(given, dims, places or [0] * len(given), strict=True)
+    ]
 
 
-def _apart(found: Sequence[Tensor], places: Sequence[int], clients: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The cohort as a dimension of its own again, at these places (none: first everywhere)."""
-    places = places or [0] * len(found)
-    return tuple(parted(x, place, clients) for x, place in zip(found, places, strict=True)), tuple(places)
+def _first(name: str, count: int, before: int) -> list[int | None]:
+    """Where so many tensors have their networks: in front, unless they are of a trace, before which there are others,
+    that is a network's alone."""
+    return [0 if i < before or LAYERS[name].folds else None for i in range(count)]
+
+
+def _apart(found: Sequence[Tensor], places: Sequence[int | None], clients: int) -> tuple[Any, Any]:
+    """The cohort as a dimension of its own again, at these places."""
+    outputs = (x if place is None else parted(x, place, clients) for x, place in zip(found, places, strict=True))
+    return tuple(outputs), tuple(places)
 
 
 def _next(tensors: Iterator[Tensor], count: int) -> tuple[Tensor, ...]:
