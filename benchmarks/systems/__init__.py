@@ -19,6 +19,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "torch-threads": ("torch_threads", {}),
     "torch-vmap": ("torch_vmap", {}),
     "torch-factored": ("torch_factored", {}),
+    "torch-rows": ("torch_rows", {}),
     "torch-processes": ("torch_processes", {}),
     "pfl": ("pfl_system", {"processes": 1}),
     "pfl-processes": ("pfl_system", {"processes": 2}),
@@ -27,7 +28,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "mixfed": ("mixfed_system", {}),
 }
 
-BASELINES = ("torch-loop", "torch-threads", "torch-vmap", "torch-factored")
+BASELINES = ("torch-loop", "torch-threads", "torch-vmap", "torch-factored", "torch-rows")
 """Hand-written code in one process: the best of these is what the ratios refer to."""
 
 PYTHON = dict.fromkeys(("fedjax", "fedjax-devices"), ".venv-bench-jax/bin/python")

@@ -42,7 +42,7 @@ class WeightedSum:
         weight = float(upload.weight)
         values = {k: {n: wide(x) for n, x in v.items()} for k, v in upload.values.items()}
         if upload.rows:
-            tables = {k: {n: x * weight for n, x in v.items() if n in upload.rows} for k, v in values.items()}
+            tables = {k: {n: x for n, x in v.items() if n in upload.rows} for k, v in values.items()}
             self.add_rows(upload.rows, {t: torch.full((len(i),), weight) for t, i in upload.rows.items()}, tables)
             values = shared(upload.rows, values)
         self.add_mean([client], weight, values)
@@ -53,10 +53,16 @@ class WeightedSum:
         self.weight += weight
         self._accumulate(mean, weight)
 
-    def add_rows(self, ids: Mapping[str, Tensor], weights: Mapping[str, Tensor], values: Trees) -> None:
-        """Adds rows that already are multiplied by their clients' weights."""
+    def add_rows(
+        self,
+        ids: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        values: Trees,
+        places: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Adds rows of tables (:meth:`mixfed.transforms.rows.sums.RowSum.add`)."""
         self.rows = self.rows or RowSum()
-        self.rows.add(ids, weights, values)
+        self.rows.add(ids, weights, values, places)
 
     def merge(self, other: WeightedSum) -> None:
         """Adds what another worker has summed."""

@@ -23,6 +23,7 @@ from mixfed.core.device import usable_device
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch, Criterion
 from mixfed.errors import InputError
+from mixfed.models.attention import attend_under_vmap
 from mixfed.models.draws import RENORMALISED, KeyedDraws, draws_by_layers
 from mixfed.models.recurrent import for_cohorts
 
@@ -92,6 +93,7 @@ class Model:
         if any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None for m in module.modules()):
             raise InputError(RENORMALISED)
 
+        attend_under_vmap()
         master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
         chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
         initial = {n: p for n, p in master.named_parameters() if chosen(n) and n not in frozen_names}

@@ -146,7 +146,11 @@ LAYERS: dict[str, Layer] = {name: Stepped(cell) for name, cell in CELLS.items()}
 _HAS_ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+def has_onednn(cell: str, x: Tensor) -> bool:
+    """Whether oneDNN has the layer of this cell for such inputs."""
+    return _HAS_ONEDNN and cell == "LSTM" and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
 def layer_for(cell: str, x: Tensor) -> str:
     """The name of the layer that suits a cell and its inputs best."""
-    fused = _HAS_ONEDNN and cell == "LSTM" and x.dtype == torch.float32 and x.device.type == "cpu"
-    return f"{cell}_ONEDNN" if fused else cell
+    return f"{cell}_ONEDNN" if has_onednn(cell, x) else cell

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixfed.models import vmap
 from mixfed.models.cells import CELLS
+from mixfed.models.layers import has_onednn
 from mixfed.models.scan import scan
 
 
@@ -22,7 +24,7 @@ class _ForCohorts(nn.RNNBase):
     def forward(self, input: Any, hx: Any = None) -> Any:
         """``forward`` of the layer that PyTorch has; packed sequences and projected states are left to that."""
         if not isinstance(input, Tensor) or input.ndim not in (2, 3) or self.proj_size:
-            return super().forward(input, hx)
+            return super().forward(input, hx)  # PyTorch's own
         carried = CELLS[self.mode].carried
         x = input.unsqueeze(1) if input.ndim == 2 else input.transpose(0, 1) if self.batch_first else input
         directions = 1 + self.bidirectional
@@ -59,7 +61,14 @@ class GRU(_ForCohorts, nn.GRU):
 
 
 class LSTM(_ForCohorts, nn.LSTM):
-    """``nn.LSTM`` for cohorts."""
+    """``nn.LSTM`` for cohorts; a single client has PyTorch's own, where that is oneDNN's."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """See :class:`_ForCohorts`."""
+        draws = self.dropout > 0 and self.training
+        if isinstance(input, Tensor) and has_onednn("LSTM", input) and not draws and not vmap.is_active():
+            return nn.LSTM.forward(self, input, hx)
+        return super().forward(input, hx)
 
 
 class RNN(_ForCohorts, nn.RNN):

@@ -24,6 +24,7 @@ try:
         is_functorch_wrapped_tensor,
         maybe_get_bdim,
         maybe_get_level,
+        peek_interpreter_stack,
     )
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
     from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
@@ -39,9 +40,20 @@ Params = dict[str, Tensor]
 def beneath(function: Callable[[Any], Any], given: Any) -> Any:
     """function(given) under vmap, but with plain tensors that have a first dimension over clients; so has its result.
 
-    ``given`` is a tree of tensors. This is not differentiated.
+    ``given`` is a tree of tensors, at least one of which is each client's own; the others are repeated for all of them.
+    This is not differentiated.
     """
-    return _Beneath.apply(function, given)  # type: ignore[no-untyped-call]
+    level = current_level()
+    size = _clients_of(given, level)
+
+    def plain(x: Tensor) -> Tensor:
+        if maybe_get_level(x) != level:
+            return x.expand(size, *x.shape)
+        return get_unwrapped(x).movedim(maybe_get_bdim(x), 0)
+
+    with temporarily_pop_interpreter_stack():
+        found = function(_each_leaf(plain, given))
+    return _each_leaf(lambda x: _add_batch_dim(x, 0, level), found)
 
 
 def beneath_at(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
@@ -52,6 +64,11 @@ def beneath_at(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None
     with temporarily_pop_interpreter_stack():
         found = function(plain)
     return _add_batch_dim(found, 0, current_level())
+
+
+def is_active() -> bool:
+    """Whether anything is being vmapped or differentiated by torch.func right now."""
+    return MISSING is None and peek_interpreter_stack() is not None
 
 
 def made_of(x: Tensor) -> tuple[Tensor, bool]:
@@ -113,20 +130,16 @@ def over_clients(function: Callable[..., tuple[Any, ...]], size: int, *trees: An
         _vmap_decrement_nesting()
 
 
-class _Beneath(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Callable[[Any], Any], given: Any) -> Any:
-        raise RuntimeError("There is no vmap to leave.")
+def _each_leaf(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The function of every tensor in nested dictionaries and tuples."""
+    if isinstance(tree, dict):
+        return {name: _each_leaf(function, x) for name, x in tree.items()}
+    return tuple(_each_leaf(function, x) for x in tree) if isinstance(tree, tuple) else function(tree)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Callable[[Any], Any], given: Any) -> tuple[Any, int]:
-        def clients_first(x: Any, dim: Any) -> Any:
-            if isinstance(x, dict):
-                return {n: clients_first(leaf, dim[n]) for n, leaf in x.items()}
-            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-        return function(clients_first(given, in_dims[1])), 0
+def _clients_of(tree: Any, level: int) -> int:
+    """How many clients there are, as the first tensor tells that is each one's own; 0 where there is none."""
+    if isinstance(tree, dict | tuple):
+        each = tree.values() if isinstance(tree, dict) else tree
+        return next((size for size in (_clients_of(x, level) for x in each) if size), 0)
+    return int(get_unwrapped(tree).shape[maybe_get_bdim(tree)]) if maybe_get_level(tree) == level else 0

@@ -91,13 +91,9 @@ class Gathered:
         self.private.append((list(clients), private))
         values = upload.values
         if picked is not None:
-            weights = {t: upload.weight[owner] for t, owner in picked.owner.items()}
+            weights = {t: upload.weight.index_select(0, owner) for t, owner in picked.owner.items()}
             values, tables = picked.apart(values)
-            for leaves in tables.values():
-                for t, x in leaves.items():
-                    sums = wide(x)
-                    leaves[t] = sums.mul_(weights[t].view(-1, *(1,) * (x.ndim - 1)).to(sums.dtype))
-            self.sum.add_rows(picked.ids, weights, tables)
+            self.sum.add_rows(picked.ids, weights, tables, picked.flat)
         mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
         self.sum.add_mean(clients, float(upload.weight.sum()), {k: v | means.get(k, {}) for k, v in mean.items()})
 

@@ -70,14 +70,11 @@ class RowDelivery(RowRequest):
         return with_tables(message, self.payload)
 
     def apart(self, values: Trees) -> tuple[Trees, Trees]:
-        """What came up from a chunk, apart: ordinary leaves, and of every table the U real rows."""
-        tables = {part: {t: x for t, x in leaves.items() if t in self.tables} for part, leaves in values.items()}
-        picked = {
-            part: {t: x.flatten(0, 1).index_select(0, self.flat[t]) for t, x in leaves.items()}
-            for part, leaves in tables.items()
-            if leaves
+        """What came up from a chunk, apart: ordinary leaves, and tables end to end, whose real rows are at ``flat``."""
+        tables = {
+            part: {t: x.flatten(0, 1) for t, x in leaves.items() if t in self.tables} for part, leaves in values.items()
         }
-        return shared(self.tables, values), picked
+        return shared(self.tables, values), {part: leaves for part, leaves in tables.items() if leaves}
 
     def real(self) -> dict[str, Tensor]:
         """By table, which of a chunk's rows [clients, n] a client really needed; the others are padding."""
@@ -199,18 +196,17 @@ def _number(given: list[Tensor], real: Tensor | None, size: int) -> tuple[list[T
         for x, ok in zip(given, usable, strict=True)
     ]
     found, place = distinct(torch.cat([k.reshape(-1) for k in keys]))
-    found = found[found < count * size]
+    if len(found) and int(found[-1]) == count * size:  # padding
+        found = found[:-1]
     owner = torch.div(found, size, rounding_mode="floor")
     amounts = torch.bincount(owner, minlength=count)
     first = amounts.cumsum(0) - amounts
     width = max(int(amounts.max()), 1)
-    position = torch.arange(len(found), device=found.device) - first[owner]
+    position = torch.arange(len(found), device=found.device) - first.index_select(0, owner)
     flat = owner * width + position
     ids = found - owner * size
-    spare = torch.zeros(count, dtype=torch.int64, device=ids.device)
-    spare[owner] = ids
-    rows = spare.repeat_interleave(width)
-    rows[flat] = ids
+    spare = torch.zeros(count, dtype=torch.int64, device=ids.device).index_copy_(0, owner, ids)
+    rows = spare.repeat_interleave(width).index_copy_(0, flat, ids)
     local, start = [], 0
     for x, ok in zip(given, usable, strict=True):
         mine = place[start : start + x.numel()].view(x.shape) - first.view(-1, *(1,) * (x.ndim - 1))
@@ -238,7 +234,7 @@ def _check(given: list[Tensor], names: Fields, size: int, table: str, source: st
             raise InputError(f"The field '{name}' indexes the table '{table}', so it must hold whole numbers.")
         if not x.numel():
             continue
-        low, high = int(x.min()), int(x.max())
+        low, high = (int(end) for end in x.aminmax())
         if low >= PADDING and high < size:
             continue
         wrong = (x < PADDING) | (x >= size)
