@@ -17,18 +17,19 @@ _OPERATORS = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
-_registered: list[torch.library.Library] = []
+_registered: list[Any] = []
 
 
 def attend_under_vmap() -> None:
     """Tells PyTorch the rule, for this process, unless it has one; for attention that is called in any way."""
     if _registered or vmap.MISSING:
         return
-    _registered.append(torch.library.Library("aten", "IMPL"))
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _registered.append(library)
     for operator in _OPERATORS:
         name = operator._schema.name
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched"):
-            _registered[0].impl(name.removeprefix("aten::"), _rule(operator), "FuncTorchBatched")
+            library.impl(name.removeprefix("aten::"), _rule(operator), "FuncTorchBatched")
 
 
 def _rule(operator: Any) -> Any:
