@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mixfed.evaluate.metrics import evaluator
     from mixfed.experiments.api import Comparison, compare, probe, score, train, tune
     from mixfed.experiments.task import Task
+    from mixfed.experiments.using import export, load
 
     __version__: str
 
@@ -73,6 +74,7 @@ _HOMES = {
     "backends.run": ["run"],
     "core.schedule": ["Schedule"],
     "experiments.task": ["Task"],
+    "experiments.using": ["export", "load"],
     "experiments.api": ["Comparison", "compare", "probe", "score", "train", "tune"],
 }
 _MODULES = {
@@ -99,7 +101,7 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "binary_cross_entropy", "cross_entropy", "squared_error",
     "evaluator", "Model", "Optimizer", "adagrad", "adam", "sgd", "yogi",
     "Record", "Result", "run", "Schedule",
-    "Task", "Comparison", "compare", "probe", "score", "train", "tune",
+    "Task", "export", "load", "Comparison", "compare", "probe", "score", "train", "tune",
 ]  # fmt: skip
 
 

@@ -201,6 +201,20 @@ def report_command(
     report.execute(folders, out)
 
 
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    to: Annotated[Literal["state_dict", "onnx"], typer.Option(help="The format.")] = "state_dict",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; in the run folder by default.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Write the trained network of a run for other programs."""
+    from mixfed.cli import using
+
+    using.export_model(run, to, out)
+
+
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 """What the command sets, unless it is set already, before PyTorch is loaded."""
 

@@ -78,6 +78,8 @@ class Model:
         self.criterion = criterion
         self.buffer_policy: Buffers = buffers
         self._forward: Forward = forward or _default_forward(module)
+        self.takes_x = forward is None and not hasattr(module, "on_batch")
+        """Whether the module is called with the field "x" of a batch alone."""
         self.stochastic: bool | None = draws_by_layers(module) or None  # None: not known before the first training pass
         self._watched = False
         frozen_names = _frozen(module, frozen, buffers)
@@ -115,6 +117,10 @@ class Model:
         self._initial = {n: x.to(self.device, keep, copy=True) for n, x in (initial | statistics).items()}
         self._template = master.to(self.device, dtype)
         self._local = threading.local()
+
+    def network(self) -> nn.Module:
+        """The module as it was given, on this model's device and in its precision."""
+        return self._template
 
     def numbers(self, without: Container[str] = ()) -> int:
         """How many numbers parameters and float buffers hold, but for those of these names."""

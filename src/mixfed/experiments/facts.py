@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from mixfed.core.backend import RemoteClients
+from mixfed.core.batches import gather
 from mixfed.core.loop import Result
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import FederatedData
 from mixfed.evaluate.metrics import EXAMPLE_METRICS
 from mixfed.evaluate.spread import by_client, confusion
 from mixfed.experiments.build import Experiment
+from mixfed.experiments.networks import sizes_of
 from mixfed.experiments.ownership import shares
 
 MOST_CLIENTS = 500
@@ -30,6 +32,7 @@ def facts_of(experiment: Experiment, result: Result) -> dict[str, Any]:
         "holdings": _holdings(experiment.scenario),
         "clients": _clients(experiment, result),
         "confusion": _confusion(experiment, result),
+        "network": _network(experiment),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -72,6 +75,17 @@ def _clients(experiment: Experiment, result: Result) -> dict[str, Any] | None:
         "lowest_tenth": float(ordered[:few].mean()),
         "highest_tenth": float(ordered[-few:].mean()),
     }
+
+
+def _network(experiment: Experiment) -> dict[str, Any]:
+    """What it takes to build the network again without the data: sizes, and the kind of its input if it has one."""
+    found: dict[str, Any] = {"sizes": sizes_of(experiment.recipe, experiment.scenario)}
+    model, test = experiment.algorithm.model, experiment.scenario.test
+    if model.takes_x and len(test):
+        x = gather(test, np.zeros(1, np.int64))["x"]
+        dtype = model.dtype if x.is_floating_point() else x.dtype
+        found["input"] = {"shape": list(x.shape[1:]), "dtype": str(dtype).removeprefix("torch.")}
+    return found
 
 
 def _own_examples(experiment: Experiment) -> tuple[FederatedData, str]:

@@ -1,0 +1,115 @@
+"""Using a trained model: the network of a run folder, its answers, and other programs' formats."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mixfed.core.algorithm import CLIENTS
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.private import PrivateStore
+from mixfed.core.tree import Params
+from mixfed.errors import InputError, explained, from_extra
+from mixfed.experiments import objects
+from mixfed.experiments.build import build
+from mixfed.experiments.folder import RunFolder, identity
+from mixfed.experiments.networks import build_network
+from mixfed.experiments.recipe import Recipe
+
+FORMATS = ("state_dict", "onnx")
+
+
+def load(folder: str | Path, *, client: int | None = None, network: nn.Module | None = None) -> nn.Module:
+    """The trained network of a finished run, ready to answer; with ``client`` the own model of that client.
+
+    A run of Python objects does not hold its network, so ``network`` is given again: a module of the same kind.
+    """
+    run = RunFolder(folder)
+    if run.finished() is None:
+        raise InputError(f"{run.path} holds no finished run, so there is no trained model in it.")
+    recipe = run.stored()
+    params = load_file(str(run.model))
+    if client is not None:
+        params = _of_client(run, recipe, params, client)
+    module = copy.deepcopy(network) if network is not None else _network(run, recipe)
+    wrong = set(params) - set(module.state_dict())
+    if wrong:
+        raise InputError(f"The network has no parameter '{min(wrong)}', which the run in {run.path} trained.")
+    with explained(f"The network does not fit the run in {run.path}"):
+        module.load_state_dict(params, strict=False)
+    return module.eval()
+
+
+def export(folder: str | Path, to: str, out: str | Path | None = None, *, network: nn.Module | None = None) -> Path:
+    """Writes the trained network for other programs: ``state_dict`` (torch.load) or ``onnx``. Returns the file."""
+    if to not in FORMATS:
+        raise InputError(f"A model is exported to {' or '.join(FORMATS)}, not to '{to}'.")
+    module = load(folder, network=network)
+    file = Path(out) if out else Path(folder) / ("model.pt" if to == "state_dict" else "model.onnx")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if to == "state_dict":
+        torch.save(module.state_dict(), file)
+    else:
+        _write_onnx(module, _example(RunFolder(folder)), file)
+    return file
+
+
+def _write_onnx(module: nn.Module, example: Tensor, file: Path) -> None:
+    """The network as a function of a batch of any size."""
+    for name in ("onnx", "onnxscript"):
+        from_extra(name, "onnx", "An export to ONNX")
+    batch = torch.export.Dim("batch")
+    with explained("The network cannot be written as ONNX"):
+        program = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            input_names=["x"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: batch},),
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(file))
+
+
+def _example(run: RunFolder) -> Tensor:
+    """Two inputs of the kind that the network takes."""
+    known = run.known_facts().get("network", {}).get("input")
+    if known is None:
+        raise InputError(f"The network of the run in {run.path} takes more than one field, so ONNX cannot hold it.")
+    return torch.zeros((2, *known["shape"]), dtype=getattr(torch, known["dtype"]))
+
+
+def _network(run: RunFolder, recipe: Recipe) -> nn.Module:
+    """The network as it was before the training."""
+    if recipe.model.name.startswith(f"{objects.__name__}:"):
+        raise InputError(f"The run in {run.path} is of Python objects; give its network again, with network=….")
+    if recipe.auxiliary.kind != "none":
+        return copy.deepcopy(build(recipe).algorithm.model.network())
+    return build_network(recipe, run.known_facts().get("network", {}).get("sizes", {}))
+
+
+def _of_client(run: RunFolder, recipe: Recipe, params: Params, client: int) -> Params:
+    """The parameters of a client's own model."""
+    algorithm = build(recipe).algorithm
+    if algorithm.personal is None:
+        raise InputError(f"Clients of {recipe.algorithm} have no models of their own; leave out the client.")
+    saved: Any = Checkpoints(run.checkpoints, identity=identity(recipe)).load()
+    if saved is None or "private" not in saved["backend"]:
+        raise InputError(f"The checkpoints in {run.checkpoints} do not hold the models of clients.")
+    untouched = algorithm.own.first(algorithm.model.initial())
+    folder = run.checkpoints / "private" if recipe.simulator.private == "disk" else None
+    privates = PrivateStore(lambda: untouched, folder)
+    privates.restore(saved["backend"]["private"])
+    trained = privates.seen(CLIENTS).tolist()
+    if client not in trained:
+        raise InputError(
+            f"Client {client} never trained in the run in {run.path}; those of {len(trained)} clients did."
+        )
+    return algorithm.personal(params, privates.get(CLIENTS, client))
