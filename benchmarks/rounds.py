@@ -14,12 +14,22 @@ from mixfed.core.ledger import Ledger
 
 
 class Rounds:
-    """An algorithm on simulated clients, one round after another; ``state`` is the algorithm's."""
+    """An algorithm on simulated clients, one round after another; ``state`` is the algorithm's.
 
-    def __init__(self, algorithm: Algorithm, data: Mapping[str, FederatedData], simulator: Simulator) -> None:
+    ``rounds`` is how many the simulator is told to expect.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: Mapping[str, FederatedData],
+        simulator: Simulator,
+        rounds: int | None = None,
+    ) -> None:
         self.algorithm, self.simulator, self.ledger, self.number = algorithm, simulator, Ledger(), 0
         self.book = JobBook("clients")
-        simulator.start(Run(algorithm, data, {}, Schedule(1), 0, self.ledger, {"clients": self.book}), None)
+        run = Run(algorithm, data, {}, Schedule(1), 0, self.ledger, {"clients": self.book}, rounds)
+        simulator.start(run, None)
         self.state = algorithm.init(algorithm.model.initial())
 
     def next(self, clients: NDArray[np.int64]) -> None:

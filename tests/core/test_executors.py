@@ -16,7 +16,7 @@ from torch import nn
 
 from mixfed.algorithms.asynchronous import fedbuff
 from mixfed.backends.run import run
-from mixfed.backends.simulator import choice, timing
+from mixfed.backends.simulator import timing
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.backends.simulator.execution import WHOLE, Execution, Record
@@ -135,7 +135,7 @@ def test_a_block_of_memory_bounds_the_chunk_and_threads_share_alike(
     monkeypatch: pytest.MonkeyPatch, threads: int, expected: list[int]
 ) -> None:
     """The largest leaf has 18 numbers of 4 bytes, and of 8 clients 3 fit: two threads have two chunks each."""
-    monkeypatch.setattr(choice, "REUSED", 3 * 18 * 4)
+    monkeypatch.setattr("mixfed.backends.simulator.chunks.REUSED", 3 * 18 * 4)
     algorithm, chunks = chunked(averaging(model(lambda: mlp(3, 2, (6,)))))
     train(algorithm, clients([4] * 8), "vmap", rounds=1, threads=threads)
     assert chunks == expected

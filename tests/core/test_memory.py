@@ -5,17 +5,22 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
 from mixfed.core.schedule import sample_cohort
 from mixfed.data.store import FederatedData
+from mixfed.models import vmap
 from tests.core.helpers import averaging, clients, train
 from tests.problems import small_mlp
 from tests.work import Work
@@ -41,6 +46,25 @@ def test_sums_are_formed_as_uploads_come(executor: str, chunk: int | None) -> No
     train(algorithm, clients([3] * 40, (2,), 3), executor, rounds=1, chunk=chunk)
     assert len(alive) >= 10
     assert max(alive) <= 1
+
+
+@pytest.mark.parametrize(("uploads", "most"), [("sum", 30), ("each", 3)])
+def test_a_chunk_in_factors_takes_what_its_factors_take(uploads: Literal["sum", "each"], most: int) -> None:
+    """A weight of 200 × 200 numbers is 480 kB in three copies; three examples of 400 numbers are 14 kB, and their data
+    10 kB. Where each upload is wanted, the weights themselves are made in the end."""
+    torch.manual_seed(0)
+    base = averaging(Model(nn.Linear(200, 200, bias=False), cross_entropy), Batching(3, steps=1))
+    chunks: list[int] = []
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        if batches.vectorised:
+            chunks.append(len(vmap.made_of(batches.key)[0]))
+        return base.client(message, private, batches)
+
+    algorithm = replace(base, client=client, uploads=uploads)
+    train(algorithm, clients([3] * 60, (200,)), "factored", rounds=1, memory=1_500_000)
+    assert max(chunks) <= 60
+    assert most <= max(chunks) < 2 * most + 2
 
 
 def test_each_keeps_every_upload() -> None:

@@ -53,7 +53,7 @@ def test_the_fastest_is_found_and_what_is_hopeless_or_fails_is_hardly_tried() ->
     assert race.fastest == VMAP
     assert machine.refused == [FACTORED]
     assert LOOP not in race.seconds
-    assert machine.now == pytest.approx(2 * 0.01 + 104 * 0.004 + 4 * 0.5)
+    assert machine.now == pytest.approx(2 * 0.01 + (4 + 8 + 200) * 0.004 + 4 * 0.5)
     assert "4.00 ms by vmap (a chunk for every thread, 1 thread)" in race.told()
 
 
@@ -70,8 +70,8 @@ def test_the_share_is_kept(paces: list[float], chunk: float, count: int, rounds:
     if not race.seconds:
         assert race.spent == 0
         return
-    first = paces[0] * (count + 4) + 3 * chunk
-    others = sum(4 * pace + 2 * chunk for pace in paces)
+    others = sum(12 * pace + 3 * chunk for pace in paces)
+    first = paces[0] * count + chunk + others
     most = max(race.seconds.values())
     assert race.spent <= max(SHARE * rounds * most, first) + others
 

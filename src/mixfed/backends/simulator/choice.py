@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from mixfed.backends.simulator import cores
+from mixfed.backends.simulator.chunks import Sizes
 from mixfed.backends.simulator.execution import WHOLE, Execution, Record
-from mixfed.backends.simulator.executors import REUSED, Cohort, Pool, execute
-from mixfed.backends.simulator.factored import pays
+from mixfed.backends.simulator.executors import Cohort, Pool, execute
 from mixfed.backends.simulator.timing import Race, Watch
 from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Message
@@ -29,10 +28,11 @@ EXECUTORS = ("auto", "loop", "vmap", "factored")
 LARGE = 1_000_000
 """Parameters from which on copies for many clients at once are likely to be slower than one client after another."""
 
+SHARED_BY = 4
+"""Factors pay where clients have a start in common. auto runs clients by vmap where so few, on average, share one."""
+
 NOT_WORTH_IT = 1.1
 """An execution that takes no more than so many times as long as the fastest is not given up for it."""
-
-_CACHE = 8 << 20
 
 
 class Chooser:
@@ -75,12 +75,13 @@ class Chooser:
         self._round: dict[str, int] = {}
         self._alone: set[str] = set()
         self._watched: dict[str, Watch] = {}
+        self._known_sizes: dict[tuple[str, tuple[int, ...]], Sizes] = {}
 
     def start(self, run: Run, privates: PrivateStore, *, alone: bool = True) -> None:
         """Takes up a run. Only a process that is ``alone`` may choose again: members of a team stay alike."""
         self.algorithm, self.ledger, self.privates = run.algorithm, run.ledger, privates
         self._rounds, self._may_change = run.rounds, alone
-        for kept in (self._chosen, self._asked, self._round, self._alone, self._watched):
+        for kept in (self._chosen, self._asked, self._round, self._alone, self._watched, self._known_sizes):
             kept.clear()
 
     def state(self) -> dict[str, Any]:
@@ -146,14 +147,16 @@ class Chooser:
         with explained(f"Client {int(plan.clients[0])} of '{plan.source}' cannot train"):
             return self.ledger.cost(("clients", plan.source), measure)
 
-    def how(self, message: Message, plan: Plan) -> Execution:
-        """How to run this cohort."""
+    def how(self, message: Message, plan: Plan, messages: int = 1) -> Execution:
+        """How to run this cohort, whose clients were sent so many different messages."""
         why_not = self._vmap_cannot(plan)
         if self.executor in ("vmap", "factored") and why_not:
             raise InputError(f"The {self.executor} executor cannot run this model: {why_not}; choose loop.")
         how = self._with_threads(self.executor, message, plan) if self.executor != "auto" else self._auto(message, plan)
         if how.chunk and why_not:  # the first cohort, for which vmap was chosen, was not ragged
             how = self._with_threads("loop", message, plan)
+        if how.name == "factored" and self.executor == "auto" and len(plan) < SHARED_BY * messages:
+            how = self._with_threads("vmap", message, plan)
         return self._sized(how, plan)
 
     def _auto(self, message: Message, plan: Plan) -> Execution:
@@ -231,12 +234,12 @@ class Chooser:
         if no number of threads was given, in one."""
         model, found = self.algorithm.model, []
         names = ["vmap", "loop"] if not model.has_convolutions and model.numbers() < LARGE else ["loop", "vmap"]
-        for name in [*(["factored"] if self._factored(plan) else []), *names]:
+        for name in [*(["factored"] if self._sizes(plan).factored else []), *names]:
             usual, batched = self._with_threads(name, message, plan), name != "loop"
             for threads in [usual.threads] if self._given_threads else dict.fromkeys([usual.threads, 1, self.threads]):
                 inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if batched else 1)
-                limits = (self._chunk_limit(plan, name), WHOLE) if batched else (0,)
-                sizes = {limit and self._chunk_size(plan, limit, threads, name): limit for limit in limits}
+                limits = {"loop": (0,), "vmap": (self._sizes(plan).limit(name), WHOLE), "factored": (WHOLE,)}[name]
+                sizes = {limit and self._chunk_of(plan, name, threads, limit): limit for limit in limits}
                 found += [Execution(name, limit, threads, inside) for limit in sorted(sizes.values(), reverse=True)]
         return found
 
@@ -267,37 +270,19 @@ class Chooser:
 
     def _sized(self, how: Execution, plan: Plan) -> Execution:
         """The execution with chunks for this cohort."""
-        return replace(how, chunk=how.chunk and self._chunk_size(plan, how.chunk, how.threads, how.name))
+        if not how.chunk:
+            return how
+        return replace(how, chunk=self._chunk_of(plan, how.name, how.threads, how.chunk))
 
-    def _chunk_size(self, plan: Plan, limit: int, threads: int, name: str) -> int:
-        """As many clients as the limit and the memory allow, so that every thread has as many chunks, all alike."""
-        limit = min(limit, self.memory // (self._client_bytes(plan, name) * threads))
-        if self._chunk is not None:
-            return max(1, min(self._chunk, limit, len(plan)))
-        if self.algorithm.model.device.type == "cpu":
-            limit = min(limit, REUSED // max(4 * max(self._leaf_sizes(plan, name), default=0), 1))
-        rounds = -(-len(plan) // (max(limit, 1) * threads))
-        return -(-len(plan) // (rounds * threads))
+    def _chunk_of(self, plan: Plan, name: str, threads: int, limit: int) -> int:
+        return self._sizes(plan).chunk(len(plan), name, threads, limit, self.memory)
 
-    def _chunk_limit(self, plan: Plan, name: str) -> int:
-        """As many clients as fit the cache."""
-        return max(1, _CACHE // self._client_bytes(plan, name)) if self._chunk is None else WHOLE
-
-    def _client_bytes(self, plan: Plan, name: str) -> int:
-        return 3 * 4 * sum(self._leaf_sizes(plan, name)) + 4 * plan.bytes_per_client() + 1
-
-    def _leaf_sizes(self, plan: Plan, name: str) -> list[int]:
-        """How many numbers each leaf of a client's model has, or its factors; a table that comes by rows, at most."""
-        slots, shapes = rows.slots(self.algorithm.rows.tables, plan), self.algorithm.model.shapes
-        sizes = {n: math.prod((min(s[0], slots.get(n, s[0])), *s[1:]) if s else s) for n, s in shapes.items()}
-        if name == "factored":
-            sizes |= {n: _rank(plan) * sum(shapes[n]) for n in self._factored(plan)}
-        return list(sizes.values())
-
-    def _factored(self, plan: Plan) -> list[str]:
-        """The weights that may stay in factors. Rows of tables have a way of their own."""
-        model = self.algorithm.model
-        return [n for n in model.trainable if not self.algorithm.rows and pays(model.shapes[n], _rank(plan))]
+    def _sizes(self, plan: Plan) -> Sizes:
+        """What clients of plans in this shape take, worked out once."""
+        key = plan.source, plan.rows.shape[1:]
+        if key not in self._known_sizes:
+            self._known_sizes[key] = Sizes(self.algorithm, plan, self._chunk)
+        return self._known_sizes[key]
 
     def _vmap_cannot(self, plan: Plan) -> str | None:
         if vmap.MISSING:
@@ -306,8 +291,3 @@ class Chooser:
         if self.algorithm.model.has_batch_norm and bool(((plan.counts > 0) & (plan.counts < full)).any()):
             return "BatchNorm would take the padding of ragged batches for examples"
         return None
-
-
-def _rank(plan: Plan) -> int:
-    """How many examples a client has in a round, at most."""
-    return int(np.prod(plan.rows.shape[1:]))

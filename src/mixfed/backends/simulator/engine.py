@@ -204,7 +204,7 @@ class Simulator:
         which = np.repeat(np.arange(len(groups)), [len(clients) for clients in members])
         rounds = np.array([round for round, _ in groups], np.int64)[which]
         whole = self._plan(groups[0][1].source, np.concatenate(members), messages[0], rounds)
-        return [Cohort(messages, which, whole, self.chooser.how(messages[0], whole))]
+        return [Cohort(messages, which, whole, self.chooser.how(messages[0], whole, len(messages)))]
 
     def _replies(self, gathered: Gathered, source: str) -> list[Reply]:
         if gathered.uploads:

@@ -80,12 +80,11 @@ class Gathered:
         norms = norms_of(upload, private, real)
         seen = self._add_factors(norms, factors, means)
         if self.each or not seen or not all(fits(norm, self.bound) for norm in norms):
-            values = {k: v | {n: x.dense() for n, x in factors.get(k, {}).items()} for k, v in upload.values.items()}
-            norms = norms_of(Upload(values, upload.weight), private, real) if factors else norms
             for i, client in enumerate(clients):
-                one = Upload(index(values, i), upload.weight[i])
-                one = one if picked is None else picked.with_rows(one, values, i)
-                self.add(client, one, index(private, i), norms[i])
+                one = Upload(_with_dense(index(upload.values, i), factors, i), upload.weight[i])
+                one = one if picked is None else picked.with_rows(one, upload.values, i)
+                own = index(private, i)
+                self.add(client, one, own, norm_of(one, own) if factors else norms[i])
             return
         self.norms |= dict(zip(clients[:seen], norms[:seen], strict=True))
         self.private.append((list(clients), private))
@@ -107,7 +106,7 @@ class Gathered:
         if not leaves:
             return len(norms)
         seen = len(norms) if self.bound is not None else min(len(norms), SAMPLE)
-        squares = torch.stack([x.first(seen).squares() for x in leaves]).sum(0).clamp(min=0).tolist()
+        squares = torch.stack([x.of(slice(seen)).squares() for x in leaves]).sum(0).clamp(min=0).tolist()
         norms[:seen] = [math.hypot(norm, math.sqrt(square)) for norm, square in zip(norms, squares, strict=False)]
         longest = norm_of(Upload(dict(means), torch.ones(())), {})
         return seen if longest <= FAR * (median(norms[:seen]) or norms[0]) else 0
@@ -131,6 +130,12 @@ class Gathered:
         self.flops += other.flops
         self.kept = self.kept or other.kept
         self.own_bytes = max(self.own_bytes, other.own_bytes)
+
+
+def _with_dense(values: dict[str, Params], factors: FactoredLeaves, i: int) -> dict[str, Params]:
+    """One client's values with the matrices that are in factors. Those of a whole chunk may not fit the memory."""
+    dense = {k: {n: x.of(slice(i, i + 1)).dense()[0] for n, x in v.items()} for k, v in factors.items()}
+    return {k: v | dense.get(k, {}) for k, v in values.items()}
 
 
 def index(trees: dict[str, Params], i: int | slice) -> dict[str, Params]:

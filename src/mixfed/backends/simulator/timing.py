@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,11 @@ from mixfed.errors import InputError
 SHARE = 0.05
 """How much of the time that a run is expected to take may be spent on choosing."""
 
-FEW = 2
-"""So many clients show whether an execution works at all, and whether it is hopelessly slow."""
+FEW, SOME = 2, 8
+"""So many clients show whether an execution works at all, and how long all of them will take."""
 
-HOPELESS = 2.0
-"""What seems to take so many times as long as the best, after a few clients, is not timed."""
+HOPELESS = 1.5
+"""What is going to take so many times as long as the best is not timed on all clients."""
 
 CLOSE = 1.3
 """What takes no more than so many times as long as the best is timed twice more."""
@@ -46,17 +47,19 @@ class Race:
     def run(self, candidates: Sequence[Execution]) -> None:
         """Fills ``seconds`` with what the clients take by each execution that was worth timing."""
         for how in candidates:
-            if self._is_affordable() and self._looks_good(how):
+            if not self._is_affordable(self.best):
+                return
+            predicted = self._predicted(how)
+            if predicted < math.inf and predicted <= HOPELESS * self.best and self._is_affordable(predicted):
                 self._time_all(how)
-        close = [how for how, took in self.seconds.items() if took <= CLOSE * self.best]
-        for how in [*close, *close] if len(close) > 1 else []:
-            if self._is_affordable():
-                self._time_all(how)
+                self._time_again(how)  # the first time may have been spent on getting memory
+        for how in list(self.seconds) if len(self.seconds) > 1 else []:
+            self._time_again(how)
 
     @property
     def best(self) -> float:
         """What the clients take by the fastest."""
-        return min(self.seconds.values(), default=float("inf"))
+        return min(self.seconds.values(), default=math.inf)
 
     @property
     def fastest(self) -> Execution | None:
@@ -73,17 +76,22 @@ class Race:
         affordable = SHARE * self.work >= FEW
         return next(how for how in candidates if not how.chunk or (affordable and self._works(how)))
 
-    def _is_affordable(self) -> bool:
+    def _is_affordable(self, seconds: float) -> bool:
         if self.pace is None:
-            return self.clients + 2 * FEW <= SHARE * self.work
-        return self.spent + self.pace * self.clients <= SHARE * self.work * self.pace
+            return self.clients + 2 * FEW + SOME <= SHARE * self.work
+        return self.spent + seconds <= SHARE * self.work * self.pace
 
-    def _looks_good(self, how: Execution) -> bool:
-        """Whether a few clients do not speak against an execution. The first attempt warms up."""
+    def _predicted(self, how: Execution) -> float:
+        """What all clients will take, after a few of them; the first attempt warms up. Infinite: this does not work."""
         if not self._works(how):
-            return False
-        took = self._time(how, FEW)
-        return (took if how.chunk else took * self.clients / FEW) <= HOPELESS * self.best
+            return math.inf
+        few = self._time(how, FEW)
+        if not how.chunk:
+            return few * self.clients / FEW
+        if self.clients <= SOME:
+            return few
+        some = self._time(how, SOME)
+        return some + max(some - few, 0.0) * (self.clients - SOME) / (SOME - FEW)
 
     def _works(self, how: Execution) -> bool:
         try:
@@ -93,8 +101,12 @@ class Race:
             return False
         return True
 
+    def _time_again(self, how: Execution) -> None:
+        if self.seconds[how] <= CLOSE * self.best and self._is_affordable(self.seconds[how]):
+            self._time_all(how)
+
     def _time_all(self, how: Execution) -> None:
-        self.seconds[how] = min(self.seconds.get(how, float("inf")), self._time(how, self.clients))
+        self.seconds[how] = min(self.seconds.get(how, math.inf), self._time(how, self.clients))
         self.pace = self.best / self.clients
 
     def _time(self, how: Execution, clients: int) -> float:

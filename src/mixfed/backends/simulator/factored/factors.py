@@ -51,10 +51,10 @@ class Factors:
     def __len__(self) -> int:
         return len(self.share)
 
-    def first(self, count: int) -> Factors:
-        """Those of the first clients."""
-        pairs = tuple(Pairs(inputs[:count], gradients[:count]) for inputs, gradients in self.pairs)
-        return Factors(self.shared, self.share[:count], pairs, self.coefficients[:count])
+    def of(self, some: slice) -> Factors:
+        """Those of some of the clients."""
+        pairs = tuple(Pairs(inputs[some], gradients[some]) for inputs, gradients in self.pairs)
+        return Factors(self.shared, self.share[some], pairs, self.coefficients[some])
 
     def dense(self) -> Tensor:
         """The matrices themselves: [clients, out, in]."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,11 +18,15 @@ from mixfed.backends.simulator.factored.watch import Watch
 from mixfed.backends.simulator.factored.weight import LINEAR_RULES, Weight, coefficients, pays
 from mixfed.core import tree
 from mixfed.core.batches import Batches
-from mixfed.core.model import Loss
+from mixfed.core.model import Loss, Model
 from mixfed.core.train import LocalTrainer, Proximal, Trained
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.models import vmap
+
+_UNSUITED: WeakKeyDictionary[Model, dict[Hashable, set[str]]] = WeakKeyDictionary()
+"""Weights of a model that cannot be in factors, by candidates, kind of loss and shapes of batches. Their uses show it,
+and so that it is found out once and not in every round, it is kept."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,16 @@ class InFactors:
             return None
         given, start = moves[0].loss, tree.cast(params, trainer.model.dtype)
         names = _candidates(trainer, start, batches, correction or {}, given)
+        known = _UNSUITED.setdefault(trainer.model, {})
+        case = (frozenset(names), type(given), *((n, x.shape) for n, x in batches.fields.items()))
+        names -= known.get(case, set())
         rate = trainer.optimizer.rate(round)
         while names:
             chunk = _Chunk(trainer, start, batches, rate, correction or {}, given, names, len(clients), want_gradient)
             found = chunk.train()
             if found is not None:
                 return found
+            known[case] = known.get(case, set()) | chunk.unsuited
             names -= chunk.unsuited
         return None
 

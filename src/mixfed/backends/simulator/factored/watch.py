@@ -68,12 +68,11 @@ class Watch(TorchFunctionMode):
             x = x if each else x.expand(self.clients, *x.shape)
             rows = x.reshape(self.clients, -1, x.shape[-1])
             b = b.unsqueeze(1) if b is not None and each_b else b
-            if name is not None:
+            if name is None:
+                z = _each_linear(rows, w, b)
+            else:
                 z = self.weights[name].applied(rows)
                 z = z if b is None else z + b
-            else:
-                z = torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
-            if name is not None:
                 if not z.requires_grad:
                     z = z.requires_grad_().clone()  # what comes next may write into it, but not into a leaf
                 self.uses.append(Use(name, rows.detach(), get_gradient_edge(z)))
@@ -103,6 +102,14 @@ class Watch(TorchFunctionMode):
         if not suited:
             self.unsuited.add(name)
         return suited
+
+
+def _each_linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """rows·wᵀ + b with each client's own weight. A single output is a product of vectors, at which bmm is slow."""
+    if w.shape[1] == 1:
+        z = (rows * w).sum(-1, keepdim=True)
+        return z if b is None else z + b
+    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
 
 
 _BY_NUMBER: frozenset[Any] = frozenset(
