@@ -24,6 +24,7 @@ from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.schedule import Schedule
+from mixfed.models import vmap
 from tests.algorithms import test_table
 from tests.algorithms.test_table import CENTRAL, FEDERATED, ROWS, learnt, setup
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
@@ -126,6 +127,29 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     train(algorithm, data, "factored", rounds=2, checkpoints=Checkpoints(tmp_path, every=1))
     rest = train(algorithm, data, "factored", rounds=4, checkpoints=Checkpoints(tmp_path, every=1))
     assert_equal(rest.params, whole.params)
+
+
+def test_where_nothing_can_be_factored_a_sentence_says_so() -> None:
+    said: list[str] = []
+    narrow = averaging(Model(nn.Linear(2, 2), cross_entropy), Batching(3, steps=2))
+    train(narrow, clients([4] * 3, (2,)), "factored", say=said.append)
+    assert said == ["Executor: factored runs these clients as vmap does: no weight is large beside their examples."]
+    train(averaging(wide(WIDE, 2), Batching(3, steps=2)), clients([4] * 3, (WIDE,)), "factored", say=said.append)
+    assert len(said) == 1
+
+
+def test_auto_runs_late_clients_that_share_no_start_by_vmap(met: list[str]) -> None:
+    late, algorithm = Schedule(4, HalfNormal(4.0), late="use"), made("fedbuff", buffer=0)
+    chosen = {"clients": "factored chunk=1073741824 threads=1 cores=1"}
+    simulator, chunks = Simulator("auto", threads=1, chosen=chosen), []
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        chunks.append(len(vmap.made_of(batches.key)[0]) if batches.vectorised else 1)
+        return algorithm.client(message, private, batches)
+
+    run(replace(algorithm, client=client), FEDERATED, rounds=12, schedule=late, central=CENTRAL, backend=simulator)
+    assert "factors" not in met
+    assert max(chunks) > 1
 
 
 def test_auto_times_it_where_a_layer_is_wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:

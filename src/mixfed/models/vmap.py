@@ -7,7 +7,6 @@ internals (``torch._C._functorch``, which its own libraries use too) or slowly. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,8 +24,10 @@ try:
         maybe_get_bdim,
         maybe_get_level,
         peek_interpreter_stack,
+        pop_dynamic_layer_stack,
+        push_dynamic_layer_stack,
     )
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack, temporarily_pop_interpreter_stack
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
     from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 except ImportError as error:
     MISSING: str | None = f"PyTorch {torch.__version__} lacks what this needs of its internals ({error.name or error})"
@@ -93,10 +94,19 @@ def is_at_this_level(x: Tensor) -> bool:
     return not is_functorch_wrapped_tensor(x) or (maybe_get_level(x) == current_level() and maybe_get_bdim(x) >= 0)
 
 
-def outside() -> AbstractContextManager[Any]:
+class outside:  # noqa: N801
     """While active, operations are on plain tensors, as if there were no vmap or grad."""
-    found: AbstractContextManager[Any] = temporarily_clear_interpreter_stack()
-    return found
+
+    __slots__ = ("_layers",)
+
+    def __enter__(self) -> None:
+        self._layers: list[Any] = []
+        while peek_interpreter_stack() is not None:
+            self._layers.append(pop_dynamic_layer_stack())
+
+    def __exit__(self, *error: object) -> None:
+        while self._layers:
+            push_dynamic_layer_stack(self._layers.pop())
 
 
 def for_each(function: Callable[..., Tensor], *trees: Params) -> Tensor:

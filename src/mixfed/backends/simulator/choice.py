@@ -73,7 +73,7 @@ class Chooser:
         self._chosen: dict[str, Record] = {}
         self._asked: dict[str, int] = {}
         self._round: dict[str, int] = {}
-        self._alone: set[str] = set()
+        self._told: set[str] = set()
         self._watched: dict[str, Watch] = {}
         self._known_sizes: dict[tuple[str, tuple[int, ...]], Sizes] = {}
 
@@ -81,7 +81,7 @@ class Chooser:
         """Takes up a run. Only a process that is ``alone`` may choose again: members of a team stay alike."""
         self.algorithm, self.ledger, self.privates = run.algorithm, run.ledger, privates
         self._rounds, self._may_change = run.rounds, alone
-        for kept in (self._chosen, self._asked, self._round, self._alone, self._watched, self._known_sizes):
+        for kept in (self._chosen, self._asked, self._round, self._told, self._watched, self._known_sizes):
             kept.clear()
 
     def state(self) -> dict[str, Any]:
@@ -152,6 +152,9 @@ class Chooser:
         why_not = self._vmap_cannot(plan)
         if self.executor in ("vmap", "factored") and why_not:
             raise InputError(f"The {self.executor} executor cannot run this model: {why_not}; choose loop.")
+        if self.executor == "factored" and plan.source not in self._told and not self._sizes(plan).factored:
+            self._told.add(plan.source)
+            self.say("Executor: factored runs these clients as vmap does: no weight is large beside their examples.")
         how = self._with_threads(self.executor, message, plan) if self.executor != "auto" else self._auto(message, plan)
         if how.chunk and why_not:  # the first cohort, for which vmap was chosen, was not ragged
             how = self._with_threads("loop", message, plan)
@@ -167,9 +170,9 @@ class Chooser:
         """
         new, loop = plan.source not in self._chosen, self._with_threads("loop", message, plan)
         if len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0)):
-            if new and plan.source not in self._alone:
+            if new and plan.source not in self._told:
                 self.say(f"Executor: {loop}; {len(plan)} of a cohort are too few to batch.")
-            self._alone.add(plan.source)
+            self._told.add(plan.source)
             return loop
         if new:
             self.adopt(plan.source, self.choose(message, plan))

@@ -87,8 +87,10 @@ class Factors:
 
     def squares(self) -> Tensor:
         """‖Wᵢ‖² of each client, from inner products of its pairs."""
-        gram = np.array([[float((m * n).sum()) for n in self.shared] for m in self.shared])
-        total = self._tensor(((self.share @ gram) * self.share).sum(1))
+        there = np.flatnonzero(self.share.any(0)).tolist()
+        shared = [self.shared[place] for place in there]
+        gram = np.array([[float((m * n).sum()) for n in shared] for m in shared]).reshape(len(shared), len(shared))
+        total = self._tensor(((self.share[:, there] @ gram) * self.share[:, there]).sum(1))
         own = replace(self, share=np.zeros_like(self.share))
         for share, matrix in zip(self.share.T, self.shared, strict=True):
             if share.any():
