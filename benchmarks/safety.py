@@ -35,7 +35,12 @@ GUARDS = {
         "core.compatible:check_compatible",
         "experiments.limits:require_room_for_batches",
     ],
-    "norms of updates": ["backends.work:norm_of", "backends.work:norms_of", "core.faults:Faults.note"],
+    "norms of updates": [
+        "backends.simulator.gathered:Gathered._add_factors",
+        "backends.work:norm_of",
+        "backends.work:norms_of",
+        "core.faults:Faults.note",
+    ],
 }
 METHODS = ["fedavg", "transfer", "parallel", "example_transfer", "gradient_1way", "gradient_2way", "oracle"]
 
