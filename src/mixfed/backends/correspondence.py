@@ -6,7 +6,6 @@ What carries the bytes is another's business: calls within this process (:mod:`m
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,7 +163,10 @@ class Correspondence:
             by_client = sorted(zip(same.clients.tolist(), same.numbers.tolist(), strict=True))
             there = {client: upload for client, number in by_client if (upload := uploads[number]) is not None}
             there = self._alike(jobs.source, there)
-            norms |= {client: self._norms.pop((jobs.source, number), math.nan) for client, number in by_client}
+            told = {client: self._norms.pop((jobs.source, number), None) for client, number in by_client}
+            norms |= {
+                c: x for c, x in told.items() if x is not None and (c in there or not fits(x, self.algorithm.bound))
+            }
             dropped += [client for client, _ in by_client if client not in there]
             total, each = WeightedSum(), []
             for client, upload in there.items():

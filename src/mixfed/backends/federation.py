@@ -211,7 +211,7 @@ class Federation:
             self.say(f"An update of client {client} of '{source}' is dropped: {error}")
             return None
         if upload is None and wanted:
-            self.say(f"An update of client {client} of '{source}' is dropped: a number in it is not finite.")
+            self.say(f"An update of client {client} of '{source}' is dropped: it is not finite, or beyond the bound.")
         return upload
 
     def _dispatch(self, jobs: Jobs, message: Message) -> None:

@@ -128,7 +128,7 @@ class Loopback:
         return self.runtimes[source, client]
 
     def _deliver(self, source: str, client: int, number: int, *, wanted: bool = True) -> Upload | None:
-        """Hands a letter over and reads the answer; None where a number in the update is not finite."""
+        """Hands a letter over and reads the answer; None where the client dropped its update."""
         letter = self._requests.pop((source, number))
         answer = self._runtime(source, client).answer(letter.own, wire.unpack(letter.common))
         return self.letters.read(source, client, number, answer, wanted=wanted)

@@ -18,7 +18,7 @@ FEW = 5
 ABSURD = 1e3
 _SHOWN = 3
 
-Kind = Literal["not finite", "beyond the bound", "absurd"]
+Kind = Literal["not finite", "beyond the bound", "unusable", "absurd"]
 
 
 @dataclass
@@ -57,15 +57,18 @@ class Faults:
     def note(self, source: str, round: int, norms: Mapping[int, float], dropped: Collection[int]) -> None:
         """Looks at the norms of a round's updates, dropped ones among them.
 
-        The median is that of the round. Where fewer than ``FEW`` updates came, the last ones before count too.
+        The median is that of the round. Where fewer than ``FEW`` updates came, the last ones before count too. What was
+        dropped and has no norm was nothing that the server could use.
         """
+        norms = dict(sorted(norms.items()))  # whoever was heard first
         finite = [norm for norm in norms.values() if math.isfinite(norm)]
         compared = (self._last.get(source, []) + finite)[-max(len(finite), FEW) :]
         self._last[source] = compared[-FEW:]
         typical = median(compared)
-        for client in dropped:
+        for client in sorted(dropped):
             norm = norms.get(client, math.nan)
-            self._add("beyond the bound" if math.isfinite(norm) else "not finite", source, client, round, norm, typical)
+            kind: Kind = "not finite" if client in norms else "unusable"
+            self._add("beyond the bound" if math.isfinite(norm) else kind, source, client, round, norm, typical)
         if typical and max(finite, default=0.0) > ABSURD * typical:
             for client, norm in norms.items():
                 if math.isfinite(norm) and norm > ABSURD * typical and client not in dropped:
@@ -93,6 +96,7 @@ def told(faults: Sequence[Fault]) -> list[str]:
     sentences: dict[Kind, str] = {
         "not finite": "{} client updates had a number that is not finite and were dropped: {}.",
         "beyond the bound": "{} client updates were longer than the bound allows and were dropped: {}.",
+        "unusable": "{} client updates could not be used and were dropped: {}.",
         "absurd": "{} client updates were more than {:,.0f} times as long as the median of their round: {}.",
     }
     found = []
