@@ -37,13 +37,13 @@ def from_extra(module: str, extra: str, what: str) -> Any:
 
 @contextmanager
 def explained(what: str, way_out: str = "") -> Iterator[None]:
-    """Turns what torch raises on examples that do not fit into one sentence."""
+    """Turns what torch raises on examples that do not fit, and what a user's own code does, into one sentence."""
     try:
         yield
     except (InputError, RunStopped):
         raise
     except KeyError as error:  # a field, mostly
         raise InputError(f"{what}: there is no {error}{way_out}.") from error
-    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError, NameError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise InputError(f"{what}: {line}{way_out}.") from error

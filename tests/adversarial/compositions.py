@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import mixfed as mf
+from mixfed.backends.loopback import Loopback
 from mixfed.transforms import bounded, compress, quantize, top_k
 from mixfed.transforms.rows.exchange import exchange_rows
 from tests.adversarial.trial import Trial, Wrong, refusal
@@ -78,7 +79,7 @@ def case(trial: Trial) -> str:
     name, schedule = trial.one_of(list(mf.ALGORITHMS)), trial.one_of(list(SCHEDULES))
     chosen = trial.draw.sample(list(TRANSFORMS), trial.one_of([1, 1, 2, 3]))
     table = any("rows" in transform for transform in chosen)
-    executor = trial.one_of(["loop", "vmap"])
+    executor = trial.one_of(["loop", "vmap", "factored", "loopback"])
     trial.note(" of ".join([*reversed(chosen), name]), f"({schedule}, {executor})")
 
     def plain() -> mf.Algorithm:
@@ -91,7 +92,7 @@ def case(trial: Trial) -> str:
         return algorithm
 
     def train(make: Callable[[], mf.Algorithm], rounds: int = ROUNDS, **options: Any) -> mf.Result:
-        backend = mf.Simulator(executor, threads=1)
+        backend = Loopback() if executor == "loopback" else mf.Simulator(executor, threads=1)
         under = {"schedule": SCHEDULES[schedule], "backend": backend, "seed": 3} | options
         return mf.run(make(), FEDERATED, central=CENTRAL, rounds=rounds, **under)
 

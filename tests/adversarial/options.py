@@ -17,13 +17,14 @@ ODD = [
     "--help", "/dev/full", "/dev/null", "/proc/self/mem", "\udcff",
 ]  # fmt: skip
 OPTIONS = {
-    "run": ["--algorithm", "--set", "--rounds", "--seed", "--data", "--device", "--tuned", "--out", "--track"],
+    "run": ["--algorithm", "--set", "--rounds", "--seed", "--data", "--device", "--tuned", "--out", "--backend"],
     "compare": ["--algorithms", "--seeds", "--set", "--rounds", "--data", "--device", "--tuned", "--out"],
     "tune": ["--algorithms", "--grid", "--trials", "--on", "--metric", "--last", "--seeds", "--set", "--out"],
     "study": ["--recipe", "--seeds", "--set", "--rounds", "--out"],
     "probe": ["--rounds", "--repeats", "--set", "--seed", "--device", "--out"],
     "split": ["--set", "--rounds", "--seed", "--device"],
     "data": ["--plot", "--set", "--seed", "--data"],
+    "report": ["--out"],
 }
 NEEDED = {
     "run": ["digits", "--rounds", "1", *TINY, "--out", "out"],
@@ -34,6 +35,7 @@ NEEDED = {
     "probe": ["digits", "--rounds", "1", "--repeats", "1", *TINY[:-2], "--out", "out"],
     "split": ["lg-digits", "--rounds", "1", "--set", "client.epochs=1", "--set", "algorithms.lg_fedavg.warm_start=0"],
     "data": ["digits", "--plot", "holdings.png"],
+    "report": ["out"],
 }  # fmt: skip
 STUDY = """
 title = "t"
@@ -51,7 +53,7 @@ set = ["client.learning_rate=0.2"]
 
 def case(trial: Trial) -> str:
     """One of the kinds below."""
-    return trial.one_of([odd_option, odd_option, odd_option, odd_study, odd_surroundings, nonsense])(trial)
+    return trial.one_of([odd_option, odd_option, odd_option, odd_study, odd_surroundings, nonsense, odd_report])(trial)
 
 
 def odd_option(trial: Trial) -> str:
@@ -59,6 +61,27 @@ def odd_option(trial: Trial) -> str:
     (trial.folder / "study.toml").write_text(STUDY)
     verb = trial.one_of(list(OPTIONS))
     return judged(trial.command(verb, *NEEDED[verb], trial.one_of(OPTIONS[verb]), trial.one_of(ODD)))
+
+
+def odd_report(trial: Trial) -> str:
+    """The page of a run of which some file is not as it was written."""
+    if trial.command("run", *NEEDED["run"]).code:
+        raise Wrong("a good run failed")
+    file = trial.one_of(
+        ["result.json", "metrics.jsonl", "config.toml", "model.safetensors", "report.html", "metrics.png"]
+    )
+    how = trial.one_of(["gone", "empty", "cut", "flipped", "a folder", "of another kind"])
+    path = trial.folder / "out" / file
+    trial.note(file, how)
+    content = bytearray(path.read_bytes()) if path.is_file() else bytearray(b"x" * 9)
+    path.unlink(missing_ok=True)
+    if how == "a folder":
+        path.mkdir()
+    elif how != "gone":
+        content[trial.draw.randrange(len(content))] ^= 1 << trial.draw.randrange(8)
+        changed = {"empty": b"", "cut": content[: len(content) // 2], "flipped": content}
+        path.write_bytes(changed.get(how, b'[{"round": "x"}, 3]\n'))
+    return judged(trial.command("report", *trial.one_of([["out"], ["out", "out"], ["out", "nosuch"], ["."]])))
 
 
 def odd_study(trial: Trial) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
-from tests.adversarial import compositions, files, folders, kills, misuse, options, recipes
+from tests.adversarial import compositions, files, folders, kills, misuse, options, own, recipes
 from tests.adversarial.trial import Trial, Wrong
 from tests.warm import Process
 
@@ -27,11 +27,12 @@ KINDS: dict[str, Callable[[Trial], str]] = {
     "pair": kills.pair,
     "composition": compositions.case,
     "misuse": misuse.case,
+    "own": own.case,
 }
 ORDER = (
     "composition", "recipe", "file", "folder", "composition", "misuse", "recipe", "file", "option", "composition",
     "recipe", "file", "composition", "misuse", "recipe", "kill", "composition", "file", "recipe", "composition",
-    "folder", "file", "misuse", "composition", "recipe", "pair", "file", "option", "composition", "recipe",
+    "folder", "file", "misuse", "composition", "recipe", "pair", "file", "option", "composition", "own",
 )  # fmt: skip
 """Which kind comes when: those that cost little come more often."""
 GOOD = ("fine", "refused")

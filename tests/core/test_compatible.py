@@ -91,6 +91,28 @@ def test_outputs_of_too_many_dimensions() -> None:
         check_compatible(model, CentralData({"x": X, "y": TWO}), "the examples")
 
 
+class Pair(nn.Linear):
+    """A network with two answers."""
+
+    def forward(self, x: Tensor) -> Any:
+        return [super().forward(x), x]
+
+
+class Unfinished(nn.Linear):
+    """A network with a mistake in it."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.nosuch(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "told"), [(Pair, "answers with a list, and"), (Unfinished, "no attribute 'nosuch'")]
+)
+def test_networks_that_give_no_outputs(network: type[nn.Linear], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        check_compatible(Model(network(3, 2), cross_entropy), CentralData({"x": X, "y": TWO}), "the examples")
+
+
 def test_a_run_is_refused_before_its_first_round() -> None:
     algorithm = averaging(Model(mlp(3, 1), binary_cross_entropy))
     with pytest.raises(InputError, match="of 'clients' go from 0 to 9, and binary cross-entropy"):

@@ -74,6 +74,21 @@ def test_a_criterion_and_a_metric(tmp_path: Path) -> None:
     assert 0 < experiment(tmp_path, *NET, metrics, *over_bytes).run().metrics["confidence_local"] < 1
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("raise SystemExit(7)", r"net.py fails in line 1 with SystemExit: 7\."),
+        ("def confidence(outputs, batch): return outputs.nosuch", "The metric 'confidence' fails: .* 'nosuch'"),
+    ],
+)
+def test_code_that_fails_is_told_in_a_sentence(tmp_path: Path, line: str, told: str) -> None:
+    recipe_in(tmp_path)
+    (tmp_path / "net.py").write_text(f"{line}\n")
+    request = Request(str(tmp_path / "mine.toml"), [*TINY, "evaluate.metrics=['net.py:confidence']"], executor="loop")
+    with pytest.raises(InputError, match=told):
+        build(request.on(request.base())).run()
+
+
 def test_own_things_in_a_comparison_that_is_resumed(tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path, f'{METHODS}[tune.shortened]\n"algorithms.shortened.share" = [0.5, 1.0]\n')
     options = [word for setting in [*TINY, *NET] for word in ("--set", setting)]

@@ -54,6 +54,9 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
     try:
         with torch.no_grad():
             outputs = model.outputs(weights, one, training=False)
+            if check and not isinstance(outputs, Tensor):
+                told = type(outputs).__name__
+                raise InputError(f"The network answers with a {told}, and the criterion needs a tensor; return one.")
             if check:
                 check(outputs, _labels(data, rows, some, model.device, whose))
             model.losses(weights, one, training=False)
@@ -64,7 +67,7 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
             f"The model asks for a field {error}, and {whose} have {_listed(some)}; give them this field, or rename the"
             " one that is meant."
         ) from error
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError, NameError) as error:
         raise InputError(_refused(error, model, one, whose)) from error
 
 

@@ -88,7 +88,7 @@ def _imported(name: str, key: str) -> ModuleType:
                 f"'{key}': there is no module '{error.name}'; install it, or name a file as in 'file.py:Name'."
             ) from error
         raise _broken(name, key, error) from error
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise _broken(name, key, error) from error
 
 
@@ -104,7 +104,7 @@ def _executed(file: Path, changed: int, key: str) -> ModuleType:
     sys.modules[name] = module  # where dataclasses and pickles look for it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         del sys.modules[name]
         raise _broken(str(file), key, error) from error
     return module
@@ -116,7 +116,7 @@ def _look_in(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _broken(place: str, key: str, error: Exception) -> InputError:
+def _broken(place: str, key: str, error: BaseException) -> InputError:
     """A sentence with the line of the user's code at which it failed."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == place]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
