@@ -55,7 +55,7 @@ def list_command() -> None:
 
 
 @app.command("run")
-@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "backend", "tuned")
+@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "backend", "max_minutes", "max_bytes", "tuned")
 def run_command(
     request: Request,
     out: Out = None,
@@ -79,7 +79,7 @@ def run_command(
 
 
 @app.command("compare")
-@asks_for("rounds", "data", "device", "executor", "tuned")
+@asks_for("rounds", "data", "device", "executor", "max_minutes", "max_bytes", "tuned")
 def compare_command(
     request: Request,
     algorithms: Algorithms,

@@ -50,6 +50,8 @@ SHARED: dict[str, Any] = {
         Literal["simulator", "loopback"] | None,
         typer.Option(help="Where clients run: simulated, or behind bytes as over a network (for debugging)."),
     ],
+    "max_minutes": Annotated[float | None, typer.Option(help="End a run after so many minutes of training.")],
+    "max_bytes": Annotated[int | None, typer.Option(help="End a run once so many bytes were sent.")],
     "tuned": Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")],
 }
 """Options of a recipe by name."""

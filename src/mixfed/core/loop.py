@@ -31,7 +31,7 @@ class Record:
     """What callbacks see after every round.
 
     ``metrics`` is empty where the round was not evaluated, and ``diagnostics`` where the algorithm has none or took no
-    step.
+    step. ``history`` has all evaluated rounds, and ``seconds`` is how long the run has taken.
     """
 
     round: int
@@ -42,9 +42,12 @@ class Record:
     params: Params
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    history: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 0.0
 
 
-Callback = Callable[[Record], None]
+Callback = Callable[[Record], str | None]
+"""Is told of every round; a sentence that it returns ends the run (:mod:`mixfed.core.stopping`)."""
 Evaluate = Callable[[Params, Any], Mapping[str, float]]
 """Metrics of the common model, and of clients' own ones as far as the backend lets see them."""
 
@@ -89,6 +92,7 @@ class Result:
     costs: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     model: Model | None = field(default=None, repr=False)
+    ended: str = ""
 
     def predict(self, inputs: Any, *, raw: bool = False) -> Tensor:
         """What the common model answers to inputs (:func:`mixfed.core.predict.predict`)."""
@@ -129,10 +133,11 @@ class Progress:
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
+    ended: str = ""
 
     def tree(self, policy: Policy, backend: Backend) -> dict[str, Any]:
         """The whole run as a tree, for a checkpoint."""
-        plain = ("state", "round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs")
+        plain = ("state", "round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs", "ended")
         kept = {name: getattr(self, name) for name in plain}
         return kept | {"ledger": self.ledger.totals(), "policy": policy.tree(), "backend": backend.state()}
 
@@ -147,7 +152,7 @@ class Progress:
         ledger = Ledger()
         ledger.restore(saved["ledger"])
         state = algorithm.restore(saved["state"], algorithm.model.device)
-        rest = ("round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs")
+        rest = ("round", "version", "dropped", "seconds", "history", "diagnostics", "costs", "jobs", "ended")
         return cls(state, ledger, **{name: saved[name] for name in rest})
 
 
@@ -203,7 +208,7 @@ def train(
     run = Run(algorithm, populations, sources, schedule, seed, progress.ledger, policy.books, rounds)
     backend.start(run, saved["backend"] if saved else None)
     began = time.monotonic() - progress.seconds
-    finished = progress.round >= rounds
+    finished = progress.round >= rounds or bool(progress.ended)
     while not finished:
         steps = _one_round(run, policy, backend, progress)
         done, params = progress.round, algorithm.params(progress.state)
@@ -216,13 +221,14 @@ def train(
             alarms.evaluated(done, rounds, metrics, params)
         progress.seconds = time.monotonic() - began
         progress.costs += [progress.cost()] if metrics else []
-        stop, finished = should_stop(), done == rounds
+        record = Record(
+            *(done, rounds, metrics, progress.ledger.totals(), progress.dropped, params, diagnostics),
+            *(alarms.sentences(), progress.history, progress.seconds),
+        )
+        progress.ended = " ".join(filter(None, [callback(record) for callback in callbacks]))
+        stop, finished = should_stop(), done == rounds or bool(progress.ended)
         if checkpoints and (stop or finished or checkpoints.due(done)):
             checkpoints.save(progress.tree(policy, backend) | {"seed": seed, "alarms": alarms.tree()})
-        for callback in callbacks:
-            totals = progress.ledger.totals()
-            warnings = alarms.sentences()
-            callback(Record(done, rounds, metrics, totals, progress.dropped, params, diagnostics, warnings))
         if stop:
             break
     return Result(
@@ -243,6 +249,7 @@ def train(
         progress.costs,
         progress.jobs,
         algorithm.model,
+        progress.ended,
     )
 
 

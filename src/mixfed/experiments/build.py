@@ -24,6 +24,7 @@ from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.model import Loss, Model
 from mixfed.core.regularisers import spreadout_of
 from mixfed.core.schedule import Joining, Late, Schedule
+from mixfed.core.stopping import Stopping
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData, spread
@@ -35,9 +36,11 @@ from mixfed.experiments.auxiliary import adversary_tests, against_adversary
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.methods import find_algorithm
 from mixfed.experiments.networks import build_model
-from mixfed.experiments.recipe import Recipe, Training, optimizer_of
+from mixfed.experiments.own import short
+from mixfed.experiments.recipe import Recipe, StopSection, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import is_own, parameters
+from mixfed.experiments.scores import small_is_good
 from mixfed.transforms.bound import bounded
 from mixfed.transforms.rows.exchange import exchange_rows
 
@@ -66,6 +69,7 @@ class Experiment:
         recipe, how = self.recipe, self.recipe.simulator
         if how.cores < 0:
             raise InputError("simulator.cores is how many cores an operator may use, so it cannot be negative.")
+        rules = [build_stopping(recipe)] if recipe.stop != StopSection() else []
         held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
         with in_operators(how.cores or torch.get_num_threads()):
             return run(
@@ -78,7 +82,7 @@ class Experiment:
                 evaluate=self.evaluate,
                 every=recipe.evaluate.every,
                 backend=self._backend(checkpoints, say, chose),
-                callbacks=callbacks,
+                callbacks=[*callbacks, *rules],
                 checkpoints=checkpoints,
                 resume=resume,
                 should_stop=should_stop,
@@ -134,6 +138,13 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)
     return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+
+
+def build_stopping(recipe: Recipe) -> Stopping:
+    """When the run ends before its last round."""
+    how = recipe.stop
+    metric = f"{short(how.metric)}_validation" if how.metric else ""
+    return Stopping(metric, how.patience, small_is_good(metric), how.minutes, how.bytes)
 
 
 def build_schedule(recipe: Recipe) -> Schedule:
@@ -216,6 +227,10 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
         raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
     parts = {"" if n == "all" else n: _part(on, scenario, n) for n in sets if n in ("all", "clients", "centre")}
     found: list[Evaluate] = [evaluator(algorithm.model, parts, metrics, personal=algorithm.personal)] if parts else []
+    if recipe.stop.metric:
+        unseen = {"validation": _part("validation", scenario, "all")}
+        by = build_metrics(recipe, [recipe.stop.metric])
+        found.append(evaluator(algorithm.model, unseen, by, personal=algorithm.personal))
     last = len(scenario.clients) - 1
     for name, clients in (("local", None), ("old", np.arange(last)), ("joined", [last])):
         if name in sets:
@@ -234,9 +249,9 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
     return combined(*found)
 
 
-def build_metrics(recipe: Recipe) -> list[str | Metric]:
-    """The metrics of a recipe: names, and functions of the user's own."""
-    names = recipe.evaluate.metrics
+def build_metrics(recipe: Recipe, names: Sequence[str] | None = None) -> list[str | Metric]:
+    """The metrics of a recipe, or these: names, and functions of the user's own."""
+    names = recipe.evaluate.metrics if names is None else names
     return [own.load_function(n, recipe.home, "evaluate.metrics") if is_own(n) else n for n in names]
 
 

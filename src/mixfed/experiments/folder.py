@@ -9,6 +9,7 @@
     checkpoints/        the newest and the one before, and what clients keep to themselves on disk
     model.safetensors   the final parameters     ┐
     metrics.png         the metrics over rounds  │
+    best.safetensors    the best parameters on validation examples, of a run with [stop] metric
     facts.json          who holds what, costs …  ├ once the run has finished
     report.html         all of it, to look at    │
     result.json         metrics, ledger, …       ┘ (written last)
@@ -65,6 +66,7 @@ class RunFolder:
         self.diagnostics = self.path / "diagnostics.jsonl"
         self.plot = self.path / "metrics.png"
         self.diagnostics_plot = self.path / "diagnostics.png"
+        self.best = self.path / "best.safetensors"
         self.facts = self.path / "facts.json"
         self.report = self.path / "report.html"
         self.result = self.path / "result.json"
@@ -94,7 +96,7 @@ class RunFolder:
         files = (self.config, self.recipe, self.metrics, self.model, self.diagnostics, self.plot, self.result)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            written = (self.diagnostics_plot, self.facts, self.report, self.stopped)
+            written = (self.diagnostics_plot, self.facts, self.report, self.best, self.stopped)
             refuse_links([*files, *written, Path(self._lock.lock_file), self.checkpoints])
             refuse_links(self.checkpoints.rglob("*"))
             self._lock.acquire()

@@ -234,6 +234,18 @@ class EvaluateSection:
 
 
 @dataclass(frozen=True)
+class StopSection:
+    """When a run ends before its last round: once ``metric``, measured on the validation examples, was not better in
+    ``patience`` evaluations in a row (the best model is kept too), after ``minutes``, or after ``bytes`` sent
+    (0: never)."""
+
+    metric: str = ""
+    patience: int = 5
+    minutes: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class CheckpointSection:
     """A checkpoint every so many rounds (and at the end, and when the run is interrupted)."""
 
@@ -325,6 +337,7 @@ class Recipe:
     regulariser: Regulariser = field(default_factory=Regulariser)
     rows: RowExchange = field(default_factory=RowExchange)
     evaluate: EvaluateSection = field(default_factory=EvaluateSection)
+    stop: StopSection = field(default_factory=StopSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)

@@ -13,10 +13,11 @@ import torch
 
 from mixfed.core.checkpoint import Checkpoints, save_params, warn
 from mixfed.core.files import write_atomically
-from mixfed.core.loop import Callback, Result
+from mixfed.core.loop import Callback, Record, Result
+from mixfed.core.stopping import best_round
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import scores
-from mixfed.experiments.build import Experiment
+from mixfed.experiments.build import Experiment, build_stopping
 from mixfed.experiments.facts import facts_of
 from mixfed.experiments.folder import RunFolder, clean, identity
 from mixfed.experiments.recipe import Recipe
@@ -64,7 +65,7 @@ def run_in_folder(
         folder.write_history(*_done(checkpoints, recipe) if resume else ([], []))
         try:
             result = experiment.run(
-                callbacks=[folder.append, *callbacks],
+                callbacks=[folder.append, *([_keep_best(folder, recipe)] if recipe.stop.metric else []), *callbacks],
                 checkpoints=checkpoints,
                 resume=resume,
                 should_stop=should_stop,
@@ -81,6 +82,17 @@ def run_in_folder(
         if result.finished:
             _write_result(folder, replace(experiment, recipe=folder.stored()), result, page)
     return result
+
+
+def _keep_best(folder: RunFolder, recipe: Recipe) -> Callback:
+    """A callback that writes the parameters down whenever the metric of [stop] is better than ever before."""
+    rule = build_stopping(recipe)
+
+    def keep(record: Record) -> None:
+        if record.metrics and best_round(record.history, rule.metric, rule.smaller_is_better) == record.round:
+            save_params(folder.best, record.params)
+
+    return keep
 
 
 def _done(checkpoints: Checkpoints, recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -102,6 +114,10 @@ def _write_result(folder: RunFolder, experiment: Experiment, result: Result, pag
     if result.diagnostics:
         plot_diagnostics(folder.diagnostics_plot, f"{recipe.name}: {recipe.algorithm}", folder.diagnosed())
     found = result_json(result, recipe.evaluate.best_of_last) | {"simulation": _simulation(recipe)}
+    if recipe.stop.metric:
+        rule = build_stopping(recipe)
+        best = best_round(result.history, rule.metric, rule.smaller_is_better)
+        found["best"] = next((clean(entry) for entry in result.history if entry["round"] == best), None)
     facts = clean(facts_of(experiment, result) | {"costs": result.costs, "jobs": result.jobs})
     write_atomically(folder.facts, (json.dumps(facts) + "\n").encode())
     if page:
@@ -121,6 +137,7 @@ def result_json(result: Result, best_of_last: int = 1) -> dict[str, Any]:
         "seed": result.seed,
         "warnings": result.warnings,
         **({"broken": result.broken} if result.broken else {}),
+        **({"ended": result.ended} if result.ended else {}),
         "faults": [asdict(fault) for fault in result.faults],
         "versions": versions(),
     }

@@ -33,6 +33,8 @@ def resolve(table: Table) -> Recipe:
     _named(recipe.model.criterion, CRITERIA, "model.criterion", recipe.home)
     for metric in recipe.evaluate.metrics:
         _named(metric, METRICS, "evaluate.metrics", recipe.home)
+    if recipe.stop.metric:
+        _named(recipe.stop.metric, METRICS, "stop.metric", recipe.home)
     for part in recipe.evaluate.sets:
         _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
     return replace(recipe, algorithms={name: options for name, options in complete.items() if options})

@@ -24,16 +24,21 @@ from mixfed.experiments.recipe import Recipe
 FORMATS = ("state_dict", "onnx")
 
 
-def load(folder: str | Path, *, client: int | None = None, network: nn.Module | None = None) -> nn.Module:
+def load(
+    folder: str | Path, *, client: int | None = None, network: nn.Module | None = None, best: bool = False
+) -> nn.Module:
     """The trained network of a finished run, ready to answer; with ``client`` the own model of that client.
 
+    ``best`` asks for the best parameters on validation examples instead of the last, of a run with ``[stop] metric``.
     A run of Python objects does not hold its network, so ``network`` is given again: a module of the same kind.
     """
     run = RunFolder(folder)
     if run.finished() is None:
         raise InputError(f"{run.path} holds no finished run, so there is no trained model in it.")
     recipe = run.stored()
-    params = load_file(str(run.model))
+    if best and not run.best.is_file():
+        raise InputError(f"The run in {run.path} kept no best model; say by which metric with stop.metric.")
+    params = load_file(str(run.best if best else run.model))
     if client is not None:
         params = _of_client(run, recipe, params, client)
     module = copy.deepcopy(network) if network is not None else _network(run, recipe)

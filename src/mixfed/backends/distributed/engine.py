@@ -15,7 +15,7 @@ from mixfed.backends.distributed.team import RankTeam
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core import tree
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.loop import Callback, Evaluate
+from mixfed.core.loop import Callback, Evaluate, Record
 from mixfed.core.tree import Params
 from mixfed.errors import RunStopped
 
@@ -48,9 +48,13 @@ class Together:
             assert self.evaluate is not None
             return ranks.of(0, dict(self.evaluate(params, privates)))
 
+        def tell(record: Record) -> str | None:
+            ends = [callback(record) for callback in self.callbacks] if ranks.leads else []
+            return ranks.of(0, " ".join(filter(None, ends)))
+
         return Together(
             evaluate if self.evaluate else None,
-            self.callbacks if ranks.leads else (),
+            [tell],
             RankCheckpoints(self.checkpoints, ranks) if self.checkpoints else None,
             lambda: ranks.any(self.should_stop()),
         )
