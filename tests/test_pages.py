@@ -11,6 +11,11 @@ import pytest
 
 import mixfed as mf
 from mixfed import data
+from mixfed.backends.parcels import Parcel, marks
+from mixfed.experiments.app import write_app
+from mixfed.experiments.federation import read_recipe, site_of
+from mixfed.experiments.folder import identity
+from mixfed.experiments.request import Request
 from tests.movies import problem
 from tests.problems import blobs, small_mlp
 
@@ -86,11 +91,22 @@ def decided(names: Names) -> None:
     assert sum(1 for line in snippets("docs/python.md")[0].splitlines() if line.strip()) <= 25
 
 
+def holds_its_own(names: Names) -> None:
+    """A site of the page's own examples greets, and refuses a server with another recipe."""
+    write_app(Path("app"), Request("digits").on(Request("digits").base()))
+    recipe = read_recipe(names["RECIPE"])
+    site = site_of(recipe, {"clients": "4,8,9", "folder": "kept"}, data=names["examples"], classes=10)
+    greeting = {"kind": "hello"} | marks(identity(recipe))
+    assert site.answer(Parcel(greeting)).header["clients"] == {"clients": [4, 8, 9]}
+    assert "recipes differ" in site.answer(Parcel(greeting | {"experiment": "another"})).header["refused"]
+
+
 EXPECTED: dict[str, Callable[[Names], None]] = {
     "README.md": forgets_and_mixes,
     "docs/adding-an-algorithm.md": learnt,
     "docs/asynchronous.md": learnt,
     "docs/data.md": held,
+    "docs/deploy.md": holds_its_own,
     "docs/mixed.md": sparse,
     "docs/movies.md": by_rows,
     "docs/python.md": decided,

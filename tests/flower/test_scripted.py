@@ -52,6 +52,17 @@ def test_one_parcel_carries_all_clients_of_a_site(tmp_path: Path) -> None:
     assert all(len(parcel.common) > len(b"".join(parcel.blocks)) for parcel in trained)
 
 
+def test_a_warm_site_never_runs_out_of_parcels(tmp_path: Path) -> None:
+    """So its node never sleeps; whoever starts a process a message is not sent empty ones."""
+    grid = grid_of("fedavg", tmp_path)
+    grid.sites[1].warm = True
+    backend = grid.backend()
+    on(grid, backend=backend)
+    nudged = [node for node, parcel in grid.sent if parcel.header["kind"] == "nudge"]
+    assert set(nudged) == {1}
+    assert len(nudged) == backend.traffic.nudges > 4
+
+
 def test_real_bytes_are_counted_beside_the_ledger(tmp_path: Path) -> None:
     grid = grid_of("fedavg", tmp_path)
     backend = grid.backend()
@@ -77,6 +88,19 @@ def test_a_site_that_is_slow_misses_the_round_and_no_more(tmp_path: Path) -> Non
     assert backend.traffic.jobs == 3 * 4 * 4 - 3  # its three clients were still busy when the second round began
     assert backend.traffic.unwanted == 3
     assert 10 < grid.now < 20
+
+
+def test_what_the_server_does_between_rounds_takes_nothing_from_them(tmp_path: Path) -> None:
+    """Neither waiting for a site that never comes nor a long evaluation."""
+
+    def evaluating(record: mf.Record) -> None:
+        grid.now += 30
+
+    grid = grid_of("fedavg", tmp_path, lambda node, parcel: Fate(4.0))
+    del grid.sites[4]
+    backend = grid.backend()
+    on(grid, backend=backend, schedule=mf.Schedule(12), callbacks=[evaluating])
+    assert backend.traffic.jobs == 4 * 9
 
 
 def test_a_site_that_never_answers_is_given_up_and_asked_again(tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ class VirtualClock:
 class RealClock:
     """Real time in the schedule's unit: a round lasts at most so many ``seconds``.
 
-    A round whose clients have all reported ends early. Then the clock is put forward to the beginning of the next one,
-    so that the policy's rules (what is late, how long a client is waited for) hold for real time as they are.
+    The clock is set when a round begins. So a round whose clients have all reported ends early, what the server does
+    between two rounds takes nothing from the next one, and the policy's rules (what is late, how long a client is
+    waited for) hold for real time as they are.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class RealClock:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.seconds, self.tick, self.sleep = seconds, tick, sleep
-        self.put_forward(0.0)
+        self.set(0.0)
 
     def read(self) -> float:
         """The time in rounds."""
         return self._at + (self.tick() - self._since) / self.seconds
 
-    def put_forward(self, reading: float) -> None:
+    def set(self, reading: float) -> None:
         """Lets the clock read this."""
         self._at, self._since = reading, self.tick()
 

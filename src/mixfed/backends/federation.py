@@ -113,12 +113,12 @@ class Federation:
         self._lost: list[Key] = []
         self._settled = [0, 0]
         self._round = -1
-        self.clock.put_forward(0.0)
         population = {(source, c) for source in run.algorithm.batching for c in range(len(run.data[source]))}
-        self._roll.assemble(population)
+        if population:
+            self._roll.assemble(population)
+        self.clock.set(float(saved["now"]) if saved else 0.0)
         if saved is None:
             return
-        self.clock.put_forward(float(saved["now"]))
         self.letters.restore(saved["letters"])
         self._settled = [int(x) for x in saved["settled"]]
         for source, answers in saved["answers"].items():
@@ -156,14 +156,14 @@ class Federation:
         self._dispatch(jobs, message)
 
     def wait(self, until: float, enough: int) -> Reports:
-        """Waits in real time; with ``enough`` = 0 the clock is put forward, for the round before has ended early."""
+        """Waits in real time; with ``enough`` = 0 nobody is waited for, and the clock is set: a round begins."""
         self.letters.forget_messages()
         self._hear()
         while enough and self._open and len(self._news) + len(self._lost) < enough and self.clock.read() < until:
             self.clock.sleep(self.terms.poll)
             self._hear()
-        if not enough and self.clock.read() < until:
-            self.clock.put_forward(until)
+        if not enough:
+            self.clock.set(until)
         now = min(self.clock.read(), until)
         heard, lost = _by_source(self._news), _by_source(self._lost)
         self._news, self._lost = [], []

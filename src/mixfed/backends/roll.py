@@ -33,9 +33,9 @@ class _Present:
 class Roll:
     """Greets sites, and knows where clients are.
 
-    A site that comes back under another number takes its clients over. A warm site that has nothing to do is sent an
-    empty parcel (a nudge) over and over: Flower's nodes sleep for three seconds when they find no message, and look
-    again at once after one.
+    A site that comes back under another number takes its clients over. A warm site always has a second parcel to go on
+    with, an empty one (a nudge) where there is no other: Flower's nodes look for a message as soon as they have
+    answered one, and sleep for three seconds when they find none.
     """
 
     def __init__(self, post: Post, experiment: str, terms: Terms, clock: RealClock, say: Callable[[str], None]) -> None:
@@ -115,10 +115,10 @@ class Roll:
         return gone
 
     def nudge(self) -> int:
-        """Keeps idle sites awake; to how many a nudge was sent."""
-        idle = [site for site, present in self._present.items() if present.warm and not present.under_way]
-        self._send("nudge", idle)
-        return len(idle)
+        """Keeps warm sites awake; to how many a nudge was sent."""
+        sleepy = [site for site, present in self._present.items() if present.warm and len(present.under_way) < 2]
+        self._send("nudge", sleepy)
+        return len(sleepy)
 
     def refused(self, answer: Parcel, count: int) -> str | None:
         """Why an answer cannot be used, in one sentence; None where it has what this experiment asked for."""

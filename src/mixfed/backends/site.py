@@ -70,7 +70,7 @@ class Site:
         self._kept: dict[tuple[str, int], Keepsakes] = {}
 
     def answer(self, parcel: Parcel) -> Parcel:
-        """Answers a parcel: a greeting, an empty one, or requests to clients."""
+        """Answers a parcel: a greeting, an empty one, one to measure the way with (echo), or requests to clients."""
         began = time.monotonic()
         header: dict[str, Any] = marks(self.experiment)
         if why := refusal(parcel.header, self.experiment):
@@ -78,8 +78,8 @@ class Site:
         if parcel.header["kind"] == "hello":
             held = {source: list(map(int, holding.numbers)) for source, holding in self.holdings.items()}
             return Parcel(header | {"clients": held, "warm": self.warm})
-        if parcel.header["kind"] == "nudge":
-            return Parcel(header)
+        if parcel.header["kind"] in ("nudge", "echo"):
+            return Parcel(header, parcel.common)
         blocks = self._answers(parcel)
         return Parcel(header | {"seconds": time.monotonic() - began}, blocks=blocks)
 

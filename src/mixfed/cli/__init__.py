@@ -215,6 +215,48 @@ def export_command(
     using.export_model(run, to, out)
 
 
+federation = typer.Typer(no_args_is_help=True, help="A recipe as a federation of real sites (with the extra 'flower').")
+app.add_typer(federation, name="flower")
+
+
+@federation.command("init")
+@asks_for("algorithm", "rounds", "seed", "data", "tuned", recipe=False)
+def flower_init_command(
+    ask: Callable[[str], Request],
+    app_folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.", parser=folder)],
+    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="A packaged recipe or a .toml.")],
+) -> None:
+    """Write a small Flower app of a recipe, to edit and to start with 'flwr run'."""
+    request = ask(recipe)
+    from mixfed.cli import flower
+
+    flower.init(request, app_folder)
+
+
+@federation.command("local")
+@asks_for("algorithm", "rounds", "seed", "data", "tuned")
+def flower_local_command(
+    request: Request,
+    clients: Annotated[int, typer.Option(help="Sites to start; the recipe's clients are dealt to them.")] = 4,
+    out: Out = None,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """Run a recipe on a SuperLink and sites on this machine, and stop them again."""
+    request.on(request.base())
+    from mixfed.cli import flower
+
+    flower.local(request, clients, out, resume=resume, as_json=json)
+
+
+@federation.command("site", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def flower_site_command(context: typer.Context) -> None:
+    """A site that stays warm: takes the options of 'flower-supernode', and runs the app in the same process."""
+    from mixfed.cli import flower
+
+    flower.site(context.args)
+
+
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 """What the command sets, unless it is set already, before PyTorch is loaded."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on, say_that_it_begins
 from mixfed.cli.console import stdout
+from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
-from mixfed.experiments.build import build
+from mixfed.experiments.build import Experiment, build
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.bars import begin, shown_on
@@ -38,7 +40,14 @@ def execute(given: Request, out: Path | None, *, resume: bool, track: str | None
     found = folder.finished() if resume else None
     if found is None:
         with folder.locked():
-            found = _train(given, recipe, folder, resume, track)
+            experiment = build(recipe)
+            train(given, recipe, folder, resume, track, lambda say: experiment)
+            found = folder.finished() or {}
+    show(recipe, folder, found, as_json)
+
+
+def show(recipe: Recipe, folder: RunFolder, found: dict[str, Any], as_json: bool) -> None:
+    """The table of a run, and where it is."""
     stdout.print(run_table(recipe, found))
     stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}\nReport: {folder.report}", soft_wrap=True)
     if as_json:
@@ -71,19 +80,30 @@ def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFold
     return folder, recipe, True
 
 
-def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, track: str | None) -> dict[str, Any]:
-    experiment = build(recipe)
+def train(
+    given: Request,
+    recipe: Recipe,
+    folder: RunFolder,
+    resume: bool,
+    track: str | None,
+    make: Callable[[Callable[[str], None]], Experiment],
+) -> Result:
+    """Trains with a bar that shows how far it is; ``make`` is told where sentences of the experiment go."""
     trackers = _trackers(track, recipe, folder, resume)
     with Interrupts() as interrupts, progress() as bar:
+
+        def say(text: str) -> None:
+            bar.console.print(text, style="dim", markup=False, soft_wrap=True)
+
         task = begin(bar, f"{recipe.name} · {recipe.algorithm}", recipe.rounds)
         try:
             result = run_in_folder(
-                experiment,
+                make(say),
                 folder,
                 resume=resume,
                 callbacks=[shown_on(bar, task), *trackers],
                 should_stop=interrupts.asked,
-                say=lambda text: bar.console.print(text, style="dim", markup=False, soft_wrap=True),
+                say=say,
                 written=toml.chosen(given.base(), recipe.algorithm),
             )
         except RunStopped as error:
@@ -96,7 +116,7 @@ def _train(given: Request, recipe: Recipe, folder: RunFolder, resume: bool, trac
     if not result.finished:
         say_how_to_go_on(f"round {result.rounds} of {recipe.rounds}")
         raise interrupts.exit()
-    return folder.finished() or {}
+    return result
 
 
 def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:

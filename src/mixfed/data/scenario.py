@@ -61,6 +61,17 @@ class Scenario:
     own: dict[str, FederatedData] = field(default_factory=dict)
     of_centre: CentralData | None = None
 
+    @classmethod
+    def of(
+        cls, clients: FederatedData, test: CentralData, central: CentralData | None = None, classes: int | None = None
+    ) -> Scenario:
+        """A scenario of data at hand; without ``classes`` there are as many as the largest label says."""
+        labels = test.arrays.get("y")
+        if classes is None and labels is not None and labels.dtype.kind in "iu" and labels.size:
+            classes = int(labels.max()) + 1
+        source = Source(clients.arrays, test.arrays, clients.prepare, classes, None, "data of the user's own", "")
+        return cls(clients, central, test, None, source)
+
     def part(self, on: str, name: str) -> CentralData:
         """Of the "test", "validation" or "centre" examples: all, those of the clients' kind, or of the centre's."""
         data = {"test": self.test, "validation": self.validation, "centre": self.of_centre}[on]

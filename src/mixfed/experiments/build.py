@@ -13,6 +13,7 @@ from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.registry import ALGORITHMS, base_of
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
+from mixfed.backends.runtime import Measure
 from mixfed.backends.simulator.cores import in_operators
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
@@ -54,6 +55,8 @@ class Experiment:
     algorithm: Algorithm
     clients: FederatedData
     evaluate: Evaluate
+    remote: Backend | None = None
+    """Where the clients are, if they are not simulated here."""
 
     def run(
         self,
@@ -92,9 +95,12 @@ class Experiment:
         self, checkpoints: Checkpoints | None, say: Callable[[str], None], chose: Callable[[str, str], None]
     ) -> Backend:
         how = self.recipe.simulator
+        if self.recipe.backend == "flower":
+            if self.remote is None:
+                raise InputError("A federation is started by 'mixfed flower local' or 'flwr run', not by 'mixfed run'.")
+            return self.remote
         if self.recipe.backend == "loopback":
-            metrics = {name_of(m): m for m in build_metrics(self.recipe) if not isinstance(m, str)}
-            return Loopback(self.scenario.own, partial(metric_sums, own=metrics))
+            return Loopback(self.scenario.own, measure_of(self.recipe))
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
         return Simulator(
@@ -110,14 +116,26 @@ class Experiment:
         )
 
 
+def measure_of(recipe: Recipe) -> Measure:
+    """How a device evaluates: with the recipe's metrics, also those of the user's own."""
+    metrics = {name_of(m): m for m in build_metrics(recipe) if not isinstance(m, str)}
+    return partial(metric_sums, own=metrics)
+
+
 def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     """The experiment of a recipe; a scenario that was built before for the same data and seed can be given."""
     if recipe.evaluate.best_of_last < 1:
         raise InputError("evaluate.best_of_last is how many of the last evaluations to choose from, so at least 1.")
+    scenario = scenario or build_scenario(recipe)
+    algorithm, clients = build_algorithm(recipe, scenario)
+    return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+
+
+def build_algorithm(recipe: Recipe, scenario: Scenario) -> tuple[Algorithm, FederatedData]:
+    """The algorithm of a recipe, and the clients that it trains on: all that a site of a federation needs."""
     weights = (recipe.mixing.w_f, recipe.mixing.w_c)
     if min(weights) < 0 or max(weights) == 0:
         raise InputError("The weights mixing.w_f and mixing.w_c of the mixed loss are at least 0, and not both are 0.")
-    scenario = scenario or build_scenario(recipe)
     require_room_for_batches(recipe, scenario)
     model = build_model(recipe, scenario)
     entry = find_algorithm(recipe.algorithm, {"methods": recipe.methods, "home": recipe.home})
@@ -137,7 +155,7 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     clients = scenario.clients
     if entry.oracle and scenario.central is not None:
         clients = spread(scenario.central, clients, recipe.seed)
-    return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
+    return algorithm, clients
 
 
 def build_stopping(recipe: Recipe) -> Stopping:
@@ -277,10 +295,10 @@ def _part(on: str, scenario: Scenario, name: str) -> CentralData:
 def _refuse_in_one_place(recipe: Recipe, algorithm: Algorithm) -> None:
     """Refuses evaluations that look into all clients' own models, where these stay on their devices."""
     apart = [name for name in recipe.evaluate.sets if name not in ("local", "old", "joined")]
-    if recipe.backend == "loopback" and algorithm.personal is not None and apart:
+    if recipe.backend != "simulator" and algorithm.personal is not None and apart:
         raise InputError(
-            f"With the backend loopback the clients' own models of {recipe.algorithm} stay on their devices, so the"
-            f" set '{apart[0]}' cannot be evaluated; set evaluate.sets to ['local'] (and data.own_test above 0)."
+            f"With the backend {recipe.backend} the clients' own models of {recipe.algorithm} stay on their devices, so"
+            f" the set '{apart[0]}' cannot be evaluated; set evaluate.sets to ['local'] (and data.own_test above 0)."
         )
 
 

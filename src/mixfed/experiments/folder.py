@@ -44,7 +44,7 @@ from mixfed.experiments import toml
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
-MAY_CHANGE = ("data.folder", "home")
+MAY_CHANGE = ("data.folder", "home", *(f"federation.{name}" for name in ("deadline", "ttl", "assemble", "poll")))
 """Settings that a resumed run may be given anew; the number of rounds may also be raised."""
 
 CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0, "simulator.cores": 0}

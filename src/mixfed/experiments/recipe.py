@@ -273,6 +273,18 @@ class SimulatorSection:
 
 
 @dataclass(frozen=True)
+class FederationSection:
+    """How long a federation waits, in seconds: a round of the schedule's clock lasts at most ``deadline``, a message
+    that was not answered within ``ttl`` is lost, sites are waited for ``assemble`` at the beginning and when all have
+    gone, and answers are looked for every ``poll``."""
+
+    deadline: float = 60.0
+    ttl: float = 3600.0
+    assemble: float = 120.0
+    poll: float = 0.1
+
+
+@dataclass(frozen=True)
 class ScheduleSection:
     """When clients report: their ``delay`` with its own settings, on a clock whose unit is a round.
 
@@ -311,8 +323,9 @@ class Recipe:
     """Everything that determines a run. ``published`` are a paper's figures by algorithm and metric.
 
     ``backend`` is where clients run: in the simulator, or behind bytes as over a network (loopback), which is slower
-    and gives the same numbers. ``home`` is the folder of the recipe's file, where relative paths begin, and ``methods``
-    says where algorithms of the user's own are: ``{"mine": "method.py:mine"}``.
+    and gives the same numbers, or on the sites of a federation (flower), which ``mixfed flower`` and ``flwr run``
+    start. ``home`` is the folder of the recipe's file, where relative paths begin, and ``methods`` says where
+    algorithms of the user's own are: ``{"mine": "method.py:mine"}``.
     """
 
     name: str = ""
@@ -324,7 +337,7 @@ class Recipe:
     cohort: int = 10
     seed: int = 0
     device: str = "cpu"
-    backend: Literal["simulator", "loopback"] = "simulator"
+    backend: Literal["simulator", "loopback", "flower"] = "simulator"
     data: Data = field(default_factory=Data)
     model: ModelSection = field(default_factory=ModelSection)
     auxiliary: Auxiliary = field(default_factory=Auxiliary)
@@ -341,6 +354,7 @@ class Recipe:
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     simulator: SimulatorSection = field(default_factory=SimulatorSection)
+    federation: FederationSection = field(default_factory=FederationSection)
     methods: dict[str, str] = field(default_factory=dict)
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -4,7 +4,10 @@ Flower carries bytes, keeps sites apart, encrypts and authenticates. The loop, t
 the simulator: nothing of Flower's strategies is used.
 """
 
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
 from mixfed.backends.flower.apps import client_app, server_app
 from mixfed.backends.flower.post import FlowerBackend
 
-__all__ = ["FlowerBackend", "client_app", "server_app"]
+__all__ = ["ClientApp", "FlowerBackend", "Grid", "ServerApp", "client_app", "server_app"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,26 +18,35 @@ _TYPES = {"train": "train", "evaluate": "evaluate"}
 """Flower's types of messages by the kind of parcel; all others are queries."""
 
 
+LARGE = 1 << 20
+"""Bytes from which on a block travels as an array, which Flower cuts into chunks and keeps once for all messages that
+have it. Every array is four more requests on each of its ways, so that smaller blocks are in the header's record."""
+
+
 def to_record(parcel: Parcel, common: ArrayRecord | None = None) -> RecordDict:
     """A parcel as records of Flower; the ``common`` bytes may be given as a record that other messages share."""
-    records = RecordDict({"mixfed": ConfigRecord({"header": json.dumps(parcel.header)})})
-    if parcel.common:
-        records["common"] = common or _bytes([parcel.common])
-    if parcel.blocks:
-        records["blocks"] = _bytes(parcel.blocks)
+    told = ConfigRecord({"header": json.dumps(parcel.header)})
+    records = RecordDict({"mixfed": told})
+    for name, blocks in (("common", [parcel.common] if parcel.common else []), ("blocks", parcel.blocks)):
+        if sum(map(len, blocks)) >= LARGE:
+            records[name] = common if common and name == "common" else _bytes(blocks)
+        elif blocks:
+            told[name] = list(blocks)
     return records
 
 
 def from_record(records: RecordDict) -> Parcel:
     """The parcel in records of Flower."""
     try:
-        header = json.loads(str(records.config_records["mixfed"]["header"]))
-        held = {name: [array.data for array in record.values()] for name, record in records.array_records.items()}
-        if not isinstance(header, dict):
+        told = records.config_records["mixfed"]
+        header = json.loads(str(told["header"]))
+        held = {name: cast(list[bytes], told.get(name, [])) for name in ("common", "blocks")}
+        held |= {name: [array.data for array in record.values()] for name, record in records.array_records.items()}
+        if not isinstance(header, dict) or not all(isinstance(x, bytes) for blocks in held.values() for x in blocks):
             raise ValueError
-    except (KeyError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError("What came over the network is no parcel that mixfed made.") from error
-    return Parcel(header, b"".join(held.get("common", [])), held.get("blocks", []))
+    return Parcel(header, b"".join(held["common"]), held["blocks"])
 
 
 def _bytes(blocks: Sequence[bytes]) -> ArrayRecord:
@@ -58,7 +68,7 @@ class GridPost:
         shared: dict[int, ArrayRecord] = {}
         messages = []
         for site, parcel in parcels:
-            if parcel.common and id(parcel.common) not in shared:
+            if len(parcel.common) >= LARGE and id(parcel.common) not in shared:
                 shared[id(parcel.common)] = _bytes([parcel.common])
             record = to_record(parcel, shared.get(id(parcel.common)))
             kind = _TYPES.get(str(parcel.header.get("kind")), "query")

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
@@ -24,23 +29,31 @@ POLL = 0.1
 """Seconds after which a task is asked for again."""
 
 
-def connect(address: str, token: str = "", name: str = "SuperExec") -> RuntimeHttpClient:
-    """A client of the Runtime API on this machine, for a task if a token is given."""
+def connect(
+    address: str, token: str = "", name: str = "SuperExec", authority: bytes | None = None
+) -> RuntimeHttpClient:
+    """A client of a Runtime API, for a task if a token is given; encrypted if there is an ``authority`` to trust."""
     interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name=name)]
     if token:
         interceptors.append(RuntimeTokenHttpInterceptor(token))
     return RuntimeHttpClient.from_server_address(
         server_address=address,
-        insecure=True,
-        root_certificates=None,
+        insecure=authority is None,
+        root_certificates=authority,
         interceptors=interceptors,
         retry_invoker=make_simple_http_retry_invoker(),
     )
 
 
-def tokens(address: str, kind: TaskType, *, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
+def tokens(
+    address: str,
+    kind: TaskType,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    authority: bytes | None = None,
+) -> Iterator[str]:
     """The tokens of tasks of this kind, as they come, until somebody has ``stopped`` this."""
-    client = connect(address)
+    client = connect(address, authority=authority)
     try:
         while not stopped():
             try:
@@ -56,9 +69,18 @@ def tokens(address: str, kind: TaskType, *, stopped: Callable[[], bool] = lambda
 
 
 @contextmanager
-def heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
-    """Tells Flower that the task is alive, from another thread."""
-    sender = HeartbeatSender(make_task_heartbeat_fn_http(client))
+def heartbeat(client: RuntimeHttpClient, *, stops: bool) -> Iterator[None]:
+    """Tells Flower that the task is alive, from another thread.
+
+    If Flower has given the task up, a process that is there for this task alone ``stops``: it is sent SIGINT.
+    """
+
+    def only_tell() -> bool:
+        with suppress(httpx.HTTPError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(make_task_heartbeat_fn_http(client) if stops else only_tell)
     sender.start()
     try:
         yield

@@ -11,6 +11,7 @@ import threading
 import traceback
 from itertools import pairwise
 
+import httpx
 from flwr.app import Error, Message
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
@@ -35,7 +36,10 @@ class Worker:
         """Runs tasks for as long as the process lives; an error that is not the app's ends the process."""
         try:
             for token in tokens(self.address, TaskType.CLIENT_APP):
-                self._run(token)
+                try:
+                    self._run(token)
+                except httpx.HTTPError:  # the run has ended, and its task with it
+                    traceback.print_exc()
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -43,7 +47,7 @@ class Worker:
     def _run(self, token: str) -> None:
         client = connect(self.address, token, "flwr-clientapp")
         try:
-            with heartbeat(client):
+            with heartbeat(client, stops=False):
                 message, context, run, fab = pull_task_input(client)
                 status, details = SubStatus.COMPLETED, ""
                 try:

@@ -1,0 +1,134 @@
+"""What a round of a federation costs, part by part, on this machine: ``python benchmarks/federation.py``.
+
+A SuperLink and four warm sites are started once. Measured are: until all sites have joined, an empty parcel there and
+back, a synchronous round of FedAvg on all four sites, and a parcel of 100 MB there and back beside what the same bytes
+take through a plain socket on loopback. With ``--cold`` sites are plain SuperNodes, which start a process a message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mixfed.backends.federation import Federation
+from mixfed.backends.flower.local import LocalFederation, script
+from mixfed.backends.flower.post import GridPost
+from mixfed.backends.parcels import Parcel, marks
+from mixfed.experiments.app import write_app
+from mixfed.experiments.build import build
+from mixfed.experiments.federation import dealt, federated
+from mixfed.experiments.folder import RunFolder, identity
+from mixfed.experiments.request import Request
+from mixfed.experiments.running import run_in_folder
+
+SITES = 4
+MB = 1_000_000
+
+
+class Cold(LocalFederation):
+    """Sites as Flower starts them."""
+
+    def start_site(self, number: int) -> None:
+        options = ["--insecure", "--superlink", self.address, "--host", "127.0.0.1"]
+        options += ["--port", str(self._ports[number]), "--node-config", self.nodes[number]]
+        self.start(f"site-{number}", [script("flower-supernode"), *options])
+
+
+def answered(post: GridPost, name: str | None) -> float:
+    """When the answer to a parcel is here."""
+    while not post.receive([name or ""]):
+        time.sleep(0.02)
+    return time.monotonic()
+
+
+def there_and_back(post: GridPost, site: int, parcel: Parcel, before: Parcel) -> float:
+    """Seconds to send a parcel, and from the answer to the one ``before`` (so that the node is awake) to its own."""
+    (first,) = post.send([(site, before)], 600.0)
+    began = time.monotonic()
+    (name,) = post.send([(site, parcel)], 600.0)
+    sent = time.monotonic()
+    awake = max(sent, answered(post, first))
+    return sent - began + answered(post, name) - awake
+
+
+def wire(size: int) -> float:
+    """Seconds that so many bytes take there and back through a socket on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def echo() -> None:
+            connection, _ = server.accept()
+            with connection:
+                left, parts = size, []
+                while left:
+                    parts.append(connection.recv(min(left, 1 << 20)))
+                    left -= len(parts[-1])
+                connection.sendall(b"".join(parts))
+
+        threading.Thread(target=echo, daemon=True).start()
+        began = time.monotonic()
+        with socket.create_connection(server.getsockname()) as connection:
+            connection.sendall(bytes(size))
+            left = size
+            while left:
+                left -= len(connection.recv(min(left, 1 << 20)))
+    return time.monotonic() - began
+
+
+def measured(cold: bool, rounds: int, megabytes: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"sites": "cold" if cold else "warm"}
+    recipe = Request("digits", ["cohort=8", "evaluate.every=1000"], rounds=rounds, backend="flower").on(
+        Request("digits").base()
+    )
+    experiment = build(recipe)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        write_app(place / "app", recipe)
+        nodes = [
+            f'clients="{clients}" folder="{place / str(i)}"'
+            for i, clients in enumerate(dealt(len(experiment.clients), SITES))
+        ]
+        began = time.monotonic()
+        federation = (Cold if cold else LocalFederation)(place / "federation", nodes)
+        with federation, federation.grid(place / "app") as grid:
+            found["until the run has begun"] = time.monotonic() - began
+            folder, times = RunFolder(place / "run"), [time.monotonic()]
+            remote = federated(experiment, grid, folder, say=print)
+            run_in_folder(remote, folder, callbacks=[lambda record: times.append(time.monotonic())], page=False)
+            backend = remote.remote
+            assert isinstance(backend, Federation)
+            laps = [b - a for a, b in pairwise(times)]
+            found["first round, sites joining"] = laps[0]
+            found["a round"] = statistics.median(laps[1:])
+            found["slowest round"] = max(laps[1:])
+            found["of a job: at work"] = backend.traffic.at_work / backend.traffic.jobs
+            found["of a job: all"] = backend.traffic.seconds / backend.traffic.jobs
+            post, header = GridPost(grid), marks(identity(recipe)) | {"kind": "nudge"}
+            site, nudge = min(post.sites()), Parcel(header)
+            found["an empty parcel"] = statistics.median(
+                there_and_back(post, site, Parcel(header), nudge) for _ in range(5)
+            )
+            if megabytes:
+                large = Parcel(header | {"kind": "echo"}, os.urandom(megabytes * MB))
+                found[f"{megabytes} MB there and back"] = there_and_back(post, site, large, nudge)
+                found["the same through a socket"] = wire(megabytes * MB)
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--megabytes", type=int, default=100)
+    given = parser.parse_args()
+    print(json.dumps(measured(given.cold, given.rounds, given.megabytes), indent=2))
+    sys.exit(0)

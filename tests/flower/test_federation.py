@@ -1,0 +1,136 @@
+"""A real federation on loopback: a SuperLink and four sites, started once, which serve several algorithms in turn."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.serverapp import Grid
+
+import mixfed as mf
+from mixfed.backends.federation import Terms
+from mixfed.backends.flower import FlowerBackend
+from mixfed.backends.flower.local import LocalFederation
+from mixfed.evaluate.personal import local_test
+from tests.algorithms.test_table import CENTRAL, FEDERATED, ROWS, TEST, assert_equal
+from tests.flower.many import experiment_of, write_app
+from tests.warm import ROOT
+
+pytestmark = pytest.mark.xdist_group("federation")
+
+TERMS = Terms(deadline=20.0, assemble=60.0)
+ROUNDS = 2
+
+
+@dataclass
+class Started:
+    federation: LocalFederation
+    grid: Grid
+
+    def backend(self, row: str, terms: Terms = TERMS, **options: Any) -> FlowerBackend:
+        return FlowerBackend(self.grid, experiment_of(row), terms, **options)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = tmp_path_factory.mktemp("federation")
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        nodes = [f'first={i} folder="{folder / str(i)}"' for i in range(4)]
+        federation = LocalFederation(folder / "federation", nodes)
+        with federation, federation.grid(write_app(folder / "app")) as grid:
+            yield Started(federation, grid)
+    assert not federation.processes
+
+
+def trained(row: str, backend: Any, **options: Any) -> mf.Result:
+    how: dict[str, Any] = {"rounds": ROUNDS, "seed": 3, "schedule": mf.Schedule(7), "central": CENTRAL} | options
+    return mf.run(ROWS[row].make(), FEDERATED, backend=backend, **how)
+
+
+def simulated(row: str, **options: Any) -> mf.Result:
+    return trained(row, mf.Simulator("loop", threads=1), **options)
+
+
+SAME = [
+    *("fedavg", "parallel", "example_transfer", "gradient_2way", "gradient_2way, rows"),
+    *("fedavg, head global", "fedavg, head global, 8-bit uploads"),
+]
+
+
+@pytest.mark.parametrize("row", SAME)
+def test_a_synchronous_federation_gives_the_simulators_bits(row: str, started: Started) -> None:
+    backend = started.backend(row)
+    there, here = trained(row, backend), simulated(row)
+    assert_equal(here.params, there.params)
+    assert here.ledger == there.ledger
+    assert backend.traffic.bytes_up >= there.ledger["bytes_up"]
+
+
+def test_private_parts_outlive_a_site_and_devices_evaluate(started: Started, tmp_path: Path) -> None:
+    """The site is killed between two parts of a run. It comes back under another number, with its files."""
+    row, told = "fedadam, head global", list[str]()
+    evaluate = local_test(ROWS[row].make(), FEDERATED, ("loss",))
+    how: dict[str, Any] = {"schedule": mf.Schedule(12), "rounds": 3, "evaluate": evaluate}
+
+    def restart(record: mf.Record) -> None:
+        if record.round == 1:
+            started.federation.kill("site-3")
+            started.federation.start_site(3)
+            until = time.monotonic() + 60
+            while not any("has come back" in sentence for sentence in told):
+                assert time.monotonic() < until
+                backend.wait(backend.clock.read(), 0)
+                time.sleep(0.1)
+
+    backend = started.backend(row, say=told.append)
+    there, here = trained(row, backend, callbacks=[restart], **how), simulated(row, **how)
+    assert_equal(here.params, there.params)
+    assert there.metrics == pytest.approx(here.metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("row", ["fedbuff", "feddle"])
+def test_asynchronous_in_real_time(row: str, started: Started, tmp_path: Path) -> None:
+    """The delays that were seen are a trace, and the simulator with that trace learns as much."""
+    lines = ["source,client,round,delay"]
+    backend = started.backend(row, observe=lambda *seen: lines.append(",".join(map(str, seen))))
+    how: dict[str, Any] = {"rounds": 5, "evaluate": mf.evaluator(ROWS[row].make().model, TEST), "every": 5}
+    there = trained(row, backend, schedule=mf.Schedule(3, concurrency=6, buffer=3, late="use"), **how)
+    trace = tmp_path / "delays.csv"
+    trace.write_text("\n".join(lines) + "\n")
+    delays = mf.Trace(str(trace))
+    here = simulated(row, schedule=mf.Schedule(3, delays, concurrency=6, buffer=3, late="use"), **how)
+    assert there.rounds == 5
+    assert there.metrics["loss"] == pytest.approx(here.metrics["loss"], abs=0.3)
+
+
+def test_a_site_that_is_killed_in_mid_round_is_not_waited_for(started: Started) -> None:
+    """Last, for the site does not come back. Synchronous: the rest goes on after the deadline; then asynchronous:
+    nobody waits at all."""
+    killed: list[float] = []
+
+    class Kills(FlowerBackend):
+        def submit(self, jobs: Any, message: Any) -> None:
+            super().submit(jobs, message)
+            if message.round >= 1 and not killed:
+                started.federation.kill("site-2")
+                killed.append(time.monotonic())
+
+    terms = Terms(deadline=10.0, assemble=60.0)
+    backend = Kills(started.grid, experiment_of("fedprox"), terms)
+    result = trained("fedprox", backend, schedule=mf.Schedule(12, patience=2), rounds=4)
+    assert result.rounds == 4
+    assert time.monotonic() - killed[0] < 45
+    assert backend.traffic.jobs >= 12 + 9
+    late = started.backend("fedbuff", Terms(deadline=60.0, assemble=2.0))
+    began = time.monotonic()
+    schedule = mf.Schedule(3, concurrency=8, buffer=3, late="use")
+    assert trained("fedbuff", late, schedule=schedule, rounds=3).rounds == 3
+    assert time.monotonic() - began < 40
