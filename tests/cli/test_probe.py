@@ -57,6 +57,7 @@ def test_a_comparison_of_mixed_methods_has_a_prediction(tmp_path: Path) -> None:
     command = ["compare", "digits", "--algorithms", "parallel,gradient_1way", "--rounds", "2", *TINY]
     done = mixfed(*command, "--out", tmp_path / "a", "--json")
     assert "Predicted by a short probe" in done.stdout
+    assert "Verdict: predicted " in done.stdout
     assert last_json(done)["probe"]["max"]["G2"] > 0
     assert "probe" not in last_json(mixfed(*command, "--no-probe", "--out", tmp_path / "b", "--json"))
 

@@ -114,6 +114,22 @@ def probe_command(
     probe.execute(recipe, rounds, repeats, out, to_json=json)
 
 
+@app.command("advise")
+@asks_for("rounds", "seed", "data", "device", "executor")
+def advise_command(
+    request: Request,
+    minutes: Annotated[float, typer.Option(help="For how long to try methods.")] = 5,
+    metric: Annotated[str | None, typer.Option(help="What to judge by; accuracy by default.")] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Which method should I use? Looks at who holds what, tries methods on validation data, and says why."""
+    request.on(request.base())  # refused here, if it is bad
+    from mixfed.cli import advise
+
+    advise.execute(request, minutes, metric, out, to_json=json)
+
+
 @app.command("study")
 @asks_for("rounds", "data", "device", "executor", recipe=False)
 def study_command(

@@ -16,6 +16,7 @@ from mixfed.evaluate.metrics import Metric, measure
 from mixfed.evaluate.probe.advice import Advice
 from mixfed.experiments import probing
 from mixfed.experiments import tune as tuning
+from mixfed.experiments.advise import advice as advising
 from mixfed.experiments.build import build
 from mixfed.experiments.compare import compare as compare_recipes
 from mixfed.experiments.folder import RunFolder
@@ -160,6 +161,17 @@ def probe(task: Request | str, *, rounds: int = 100, repeats: int = 5, progress:
     with _watching(progress) as watch:
         _, advice = probing.probe(request.on(request.base()), rounds, repeats, watch)
     return advice
+
+
+def advise(
+    task: Request | str, *, minutes: float = 5, metric: str | None = None, progress: bool = True
+) -> advising.Advice:
+    """Which method should I use? Looks at who holds what, tries methods on validation data for so long, and says why.
+
+    ``task`` is a :class:`mixfed.Task`, or a recipe by its name or path.
+    """
+    with _watching(progress):
+        return advising.advise(_request(task), minutes, metric)
 
 
 def score(result: Result, data: Any, metrics: Sequence[str | Metric] = ("loss", "accuracy")) -> dict[str, float]:

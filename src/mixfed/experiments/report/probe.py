@@ -63,7 +63,21 @@ def prediction_words(probe: Mapping[str, Any], algorithms: Mapping[str, Any], mi
     expected = "the transfers ahead of parallel training" if unlike else "all mixed methods alike"
     losses = {name: algorithms[name]["metrics"].get("loss", {}).get("mean") for name in mixed}
     reached = ", ".join(f"{name} {figure(loss)}" for name, loss in losses.items())
+    right = predicted_right(unlike, losses)
+    verdict = "" if right is None else f"\nVerdict: predicted {'right' if right else 'wrong'}."
     return (
         f"Predicted by a short probe: max G̃² = {probe['max']['G2']:.3g}, so {expected}; advice"
-        f" {probe['advice']['algorithm']}.\nHappened (loss): {reached}."
+        f" {probe['advice']['algorithm']}.\nHappened (loss): {reached}.{verdict}"
     )
+
+
+def predicted_right(unlike: bool, losses: Mapping[str, float | None]) -> bool | None:
+    """Whether the transfers were ahead of parallel training (where gradients are unlike), or all within a tenth.
+
+    None where parallel training or all transfers have no loss to compare.
+    """
+    parallel = losses.get("parallel")
+    others = [loss for name, loss in losses.items() if name != "parallel" and loss is not None]
+    if parallel is None or not others:
+        return None
+    return min(others) < parallel if unlike else abs(min(others) - parallel) <= 0.1 * abs(parallel)

@@ -1,0 +1,1 @@
+"""Which method should I use? Looks at who holds what, then tries."""

@@ -1,0 +1,142 @@
+"""Short trials of methods under a budget of time: those that do badly are left early (successive halving)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.loop import Record
+from mixfed.data.scenario import Scenario
+from mixfed.errors import InputError, RunStopped
+from mixfed.experiments.build import Experiment, build
+from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.scores import is_number, small_is_good
+
+STEPS = 8
+"""A run is looked at after so many equal parts of its rounds."""
+SLOW = 4.0
+"""A method that takes so many times its share of the time is not tried to the end."""
+
+
+@dataclass
+class Trial:
+    """A method with settings: how far it was tried, its figure there, and what it cost."""
+
+    recipe: Recipe
+    settings: dict[str, Any]
+    rounds: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    """The figure after each of some rounds."""
+    others: list[float] = field(default_factory=list)
+    """The last figures with other seeds."""
+    seconds: float = 0.0
+    sent: int = 0
+    why_not: str = ""
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the method."""
+        return self.recipe.algorithm
+
+    def score(self, metric: str, at: int | None = None) -> float:
+        """The mean figure over seeds so far, as it was after round ``at``; the worst there is where it failed."""
+        worst = float("inf") if small_is_good(metric) else -float("inf")
+        known = [score for round, score in self.scores.items() if at is None or round <= at]
+        if self.why_not or not known:
+            return worst
+        return sum([known[-1], *self.others]) / (1 + len(self.others)) if at is None else known[-1]
+
+
+class Field:
+    """Trials of one recipe's data, until a moment on the clock.
+
+    A trial is the beginning of a whole run: it stops after some rounds with a checkpoint, and goes on from there if it
+    does well.
+    """
+
+    def __init__(
+        self, scenario: Scenario, metric: str, until: float, folder: Path, told: Callable[[str], None]
+    ) -> None:
+        self.scenario, self.metric, self.until, self.folder, self.told = scenario, metric, until, folder, told
+
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.until - time.monotonic()
+
+    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that did not fail, best first; of equals, the one that sends less."""
+        sign = 1 if small_is_good(self.metric) else -1
+        alive = [trial for trial in trials if not trial.why_not and trial.scores]
+        at = min((trial.rounds for trial in alive), default=0)
+        equal = all(trial.rounds == at for trial in alive)
+        return sorted(alive, key=lambda t: (sign * t.score(self.metric, None if equal else at), t.sent))
+
+    def go_on(self, trial: Trial, to: int, seconds: float) -> None:
+        """Trains the trial up to a round, for so many seconds at most (and to its next evaluation at least)."""
+        if trial.why_not or trial.rounds >= to:
+            return
+        began = time.monotonic()
+
+        def note(record: Record) -> None:
+            trial.rounds = record.round
+            trial.sent = record.ledger["bytes_down"] + record.ledger["bytes_up"]
+            if self.metric in record.metrics and is_number(record.metrics[self.metric]):
+                trial.scores[record.round] = record.metrics[self.metric]
+
+        def enough(every: int) -> bool:
+            """Asked before the record of a round: at an evaluation if all is well, and at once if it takes too long."""
+            took = time.monotonic() - began
+            wanted = trial.rounds >= to - 1 or took > seconds
+            return (wanted and (trial.rounds + 1) % every == 0) or took > SLOW * seconds
+
+        try:
+            experiment = self._built(trial)
+            every = experiment.recipe.evaluate.every
+            place = self.folder / f"{trial.algorithm}-{id(trial)}"
+            experiment.run(
+                callbacks=[note],
+                checkpoints=Checkpoints(place, every=experiment.recipe.rounds, say=lambda sentence: None),
+                resume=place.exists(),
+                should_stop=lambda: enough(every),
+            )
+        except RunStopped as error:
+            trial.why_not = f"it diverged: {error}"
+        except InputError as error:
+            trial.why_not = str(error)
+        trial.seconds += time.monotonic() - began
+        if not trial.why_not and trial.rounds < to and not trial.scores:
+            trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
+
+    def again(self, trial: Trial, seed: int) -> None:
+        """The same trial with another seed of training."""
+        more = Trial(replace(trial.recipe, seed=seed), trial.settings)
+        self.go_on(more, trial.rounds, SLOW * max(trial.seconds, 1.0))
+        if more.scores and not more.why_not and more.rounds == trial.rounds:
+            trial.others.append(more.score(self.metric))
+
+    def halve(self, trials: Sequence[Trial], first: int, rounds: int, keep: int) -> list[Trial]:
+        """Tries all for ``first`` rounds, the better half for twice as many, and so on; the last ``keep`` of them."""
+        alive, to = list(trials), first
+        while True:
+            share = max(self.left() * 0.6 / max(len(alive), 1), 1.0)
+            for number, trial in enumerate(alive):
+                self.told(f"{trial.algorithm}: {to} of {rounds} rounds ({number + 1} of {len(alive)})")
+                self.go_on(trial, to, share)
+            alive = self.ranked(alive)
+            if to >= rounds or self.left() < 0 or not alive:
+                return alive[:keep]
+            alive, to = alive[: max(keep, -(-len(alive) // 2))], min(2 * to, rounds)
+
+    def _built(self, trial: Trial) -> Experiment:
+        return build(trial.recipe, self.scenario)
+
+
+def first_rounds(per_round: float, methods: int, rounds: int, seconds: float) -> int:
+    """How many rounds every method may be tried for at first: each further doubling costs half as much again."""
+    affordable = int(0.5 * seconds / (3 * max(methods, 1) * max(per_round, 1e-6)))
+    every = max(rounds // STEPS, 1)
+    return min(max(affordable // every * every, every), rounds)
