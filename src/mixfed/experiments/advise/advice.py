@@ -28,6 +28,8 @@ GUIDED = ("feddle", "feddf")
 AT_CENTRE = ("transfer", "parallel", "example_transfer", "gradient_1way", "gradient_2way", "fed_ft", "hfcl")
 ADVISED = 3
 """So many methods are advised at most."""
+CLOSE = 0.05
+"""A method is advised beside the best if its figure differs by no more than this share."""
 NOTES = {
     "gradient_1way": "It repeats one central gradient K times a round, so that it is among the first to diverge when"
     " rates grow.",
@@ -90,10 +92,11 @@ def advise(
             )
         varied = _varied(field, request, base, best, metric)
         ranked = _repeated(field, [*best, *varied])
-    every = [*trials, *varied]
-    ruled_out |= _left_behind(trials, best, metric)
+    every, advised = [*trials, *varied], _one_each(ranked, metric)
+    kept = {trial.algorithm for trial in advised}
+    ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], best[0], metric)
     return Advice(
-        [_advice(trial, ranked[0], recipe.rounds, metric, look) for trial in _one_each(ranked)],
+        [_advice(trial, ranked[0], recipe.rounds, metric) for trial in advised],
         ruled_out,
         seen,
         [_row(trial, metric) for trial in sorted(every, key=lambda t: -t.rounds)],
@@ -220,31 +223,31 @@ def _repeated(field: Field, trials: list[Trial]) -> list[Trial]:
     return [*sure, *(trial for trial in ranked if trial not in sure)]
 
 
-def _one_each(ranked: list[Trial]) -> list[Trial]:
-    """The best trial of each method."""
+def _one_each(ranked: list[Trial], metric: str) -> list[Trial]:
+    """The best trial of each method that comes close to the best of all."""
     found: dict[str, Trial] = {}
+    best = ranked[0].score(metric)
     for trial in ranked:
-        found.setdefault(trial.algorithm, trial)
+        if abs(trial.score(metric) - best) <= CLOSE * abs(best):
+            found.setdefault(trial.algorithm, trial)
     return list(found.values())[:ADVISED]
 
 
-def _left_behind(trials: list[Trial], best: list[Trial], metric: str) -> dict[str, str]:
+def _left_behind(trials: list[Trial], best: Trial, metric: str) -> dict[str, str]:
     """Why methods that were tried are not advised."""
     found = {}
     for trial in trials:
-        if trial in best:
-            continue
         if trial.why_not or not trial.scores:
             found[trial.algorithm] = trial.why_not or "there was no time to try it"
         else:
             found[trial.algorithm] = (
                 f"{metric} {figure(trial.score(metric))} on validation data after {trial.rounds} rounds, where"
-                f" {best[0].algorithm} had {figure(best[0].score(metric, trial.rounds))}"
+                f" {best.algorithm} had {figure(best.score(metric, trial.rounds))}"
             )
     return found
 
 
-def _advice(trial: Trial, best: Trial, rounds: int, metric: str, look: Look) -> dict[str, Any]:
+def _advice(trial: Trial, best: Trial, rounds: int, metric: str) -> dict[str, Any]:
     seeds = 1 + len(trial.others)
     per_round = trial.sent / max(trial.rounds, 1)
     told = f" with {_told(trial.settings)}" if trial.settings else " with the settings of the recipe"

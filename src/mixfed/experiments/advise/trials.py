@@ -18,7 +18,7 @@ from mixfed.experiments.scores import is_number, small_is_good
 
 STEPS = 8
 """A run is looked at after so many equal parts of its rounds."""
-SLOW = 4.0
+SLOW = 1.5
 """A method that takes so many times its share of the time is not tried to the end."""
 
 
@@ -122,8 +122,8 @@ class Field:
         """Tries all for ``first`` rounds, the better half for twice as many, and so on; the last ``keep`` of them."""
         alive, to = list(trials), first
         while True:
-            share = max(self.left() * 0.6 / max(len(alive), 1), 1.0)
             for number, trial in enumerate(alive):
+                share = max(self.left() * 0.6 / (len(alive) - number), 0.5)
                 self.told(f"{trial.algorithm}: {to} of {rounds} rounds ({number + 1} of {len(alive)})")
                 self.go_on(trial, to, share)
             alive = self.ranked(alive)
