@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.loop import Record
 from mixfed.data.scenario import Scenario
 from mixfed.errors import InputError, RunStopped
-from mixfed.experiments.build import Experiment, build
+from mixfed.experiments.build import build
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.scores import is_number, small_is_good
 
@@ -93,16 +95,15 @@ class Field:
             wanted = trial.rounds >= to - 1 or took > seconds
             return (wanted and (trial.rounds + 1) % every == 0) or took > SLOW * seconds
 
+        every, place = trial.recipe.evaluate.every, self.folder / f"{trial.algorithm}-{id(trial)}"
         try:
-            experiment = self._built(trial)
-            every = experiment.recipe.evaluate.every
-            place = self.folder / f"{trial.algorithm}-{id(trial)}"
-            experiment.run(
-                callbacks=[note],
-                checkpoints=Checkpoints(place, every=experiment.recipe.rounds, say=lambda sentence: None),
-                resume=place.exists(),
-                should_stop=lambda: enough(every),
-            )
+            with _quietly():
+                build(trial.recipe, self.scenario).run(
+                    callbacks=[note],
+                    checkpoints=Checkpoints(place, every=trial.recipe.rounds, say=lambda sentence: None),
+                    resume=place.exists(),
+                    should_stop=lambda: enough(every),
+                )
         except RunStopped as error:
             trial.why_not = f"it diverged: {error}"
         except InputError as error:
@@ -131,8 +132,17 @@ class Field:
                 return alive[:keep]
             alive, to = alive[: max(keep, -(-len(alive) // 2))], min(2 * to, rounds)
 
-    def _built(self, trial: Trial) -> Experiment:
-        return build(trial.recipe, self.scenario)
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """While active, the library warns of nothing: a method that does badly in a trial is no surprise."""
+    log = logging.getLogger("mixfed")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def first_rounds(per_round: float, methods: int, rounds: int, seconds: float) -> int:
