@@ -85,7 +85,7 @@ def advise(
         trials = [Trial(_tried(request, base, name, metric), {}) for name in names]
         per_round = _pilot(field, trials)
         first = first_rounds(per_round, len(trials), recipe.rounds, field.left())
-        best = field.halve(trials, first, recipe.rounds, ADVISED)
+        best = field.halve(trials, first, recipe.rounds, ADVISED, PERSONAL)
         if not best:
             raise RunStopped(
                 "No method could be tried to an end in this time; give it more minutes or lower the rates."

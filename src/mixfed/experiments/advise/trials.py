@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,8 +119,13 @@ class Field:
         if more.scores and not more.why_not and more.rounds == trial.rounds:
             trial.others.append(more.score(self.metric))
 
-    def halve(self, trials: Sequence[Trial], first: int, rounds: int, keep: int) -> list[Trial]:
-        """Tries all for ``first`` rounds, the better half for twice as many, and so on; the last ``keep`` of them."""
+    def halve(
+        self, trials: Sequence[Trial], first: int, rounds: int, keep: int, slow_starters: Container[str]
+    ) -> list[Trial]:
+        """Tries all for ``first`` rounds, the better half for twice as many, and so on; the last ``keep`` of them.
+
+        Methods that are ``slow_starters`` are not left early: models of clients' own are judged when all have trained.
+        """
         alive, to = list(trials), first
         while True:
             for number, trial in enumerate(alive):
@@ -130,7 +135,9 @@ class Field:
             alive = self.ranked(alive)
             if to >= rounds or self.left() < 0 or not alive:
                 return alive[:keep]
-            alive, to = alive[: max(keep, -(-len(alive) // 2))], min(2 * to, rounds)
+            half = max(keep, -(-len(alive) // 2))
+            alive = alive[:half] + [trial for trial in alive[half:] if trial.algorithm in slow_starters]
+            to = min(2 * to, rounds)
 
 
 @contextmanager
