@@ -61,8 +61,7 @@ def runners(width: int, batch: int, steps: int, clients: int, expected: int) -> 
         torch.manual_seed(0)
         model = mf.Model(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)), cross_entropy)
         algorithm = mf.fedavg(mf.LocalTrainer(model, mf.sgd(0.1), Batching(batch, steps=steps)))
-        rounds = Rounds(algorithm, data, mf.Simulator(executor), expected if executor == "auto" else None)
-        found[executor] = Runner(rounds, clients)
+        found[executor] = Runner(Rounds(algorithm, data, mf.Simulator(executor), expected), clients)
     return found
 
 

@@ -24,7 +24,7 @@ class Rounds:
         algorithm: Algorithm,
         data: Mapping[str, FederatedData],
         simulator: Simulator,
-        rounds: int | None = None,
+        rounds: int = 1000,
     ) -> None:
         self.algorithm, self.simulator, self.ledger, self.number = algorithm, simulator, Ledger(), 0
         self.book = JobBook("clients")

@@ -88,6 +88,7 @@ def test_auto_times_one_thread_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timing, "SHARE", math.inf)
     monkeypatch.setattr(timing, "HOPELESS", math.inf)
+    monkeypatch.setattr(timing, "LOST", math.inf)
 
     def tried(width: int) -> str:
         told: list[str] = []

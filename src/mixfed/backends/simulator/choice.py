@@ -251,7 +251,6 @@ class Chooser:
         candidates = self._candidates(message, plan)
         sized = {how: self._sized(how, plan) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
-        refused: set[str] = set()
 
         def attempt(how: Execution, clients: int) -> None:
             cohort = Cohort.alike(message, few.first_clients(clients), sized[how])
@@ -260,10 +259,8 @@ class Chooser:
         def refuse(how: Execution, error: InputError) -> None:
             if how.name == "loop":
                 raise error
-            if how.name not in refused:
-                why = str(error.__cause__ or error).splitlines()[0]
-                self.say(f"Executor: {how.name} cannot run this model ({why}).")
-            refused.add(how.name)
+            why = str(error.__cause__ or error).splitlines()[0]
+            self.say(f"Executor: {how.name} cannot run this model ({why}).")
 
         work = math.inf if self._rounds is None else self._rounds * len(plan)
         race = Race(attempt, len(few), work, refuse, watch.spent, watch.expected)

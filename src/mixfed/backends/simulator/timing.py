@@ -19,6 +19,9 @@ FEW, SOME = 2, 8
 HOPELESS = 1.5
 """What is going to take so many times as long as the best is not timed on all clients."""
 
+LOST = 3.0
+"""What is going to take so many times as long as the best is not tried in other threads or chunks either."""
+
 CLOSE = 1.3
 """What takes no more than so many times as long as the best is timed twice more."""
 
@@ -46,10 +49,15 @@ class Race:
 
     def run(self, candidates: Sequence[Execution]) -> None:
         """Fills ``seconds`` with what the clients take by each execution that was worth timing."""
+        lost: set[str] = set()
         for how in candidates:
             if not self._is_affordable(self.best):
                 return
+            if how.name in lost:
+                continue
             predicted = self._predicted(how)
+            if predicted == math.inf or predicted > LOST * self.best:
+                lost.add(how.name)
             if predicted < math.inf and predicted <= HOPELESS * self.best and self._is_affordable(predicted):
                 self._time_all(how)
                 self._time_again(how)  # the first time may have been spent on getting memory
