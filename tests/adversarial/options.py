@@ -25,6 +25,7 @@ OPTIONS = {
     "split": ["--set", "--rounds", "--seed", "--device"],
     "data": ["--plot", "--set", "--seed", "--data"],
     "report": ["--out"],
+    "export": ["--to", "--out"],
 }
 NEEDED = {
     "run": ["digits", "--rounds", "1", *TINY, "--out", "out"],
@@ -36,6 +37,7 @@ NEEDED = {
     "split": ["lg-digits", "--rounds", "1", "--set", "client.epochs=1", "--set", "algorithms.lg_fedavg.warm_start=0"],
     "data": ["digits", "--plot", "holdings.png"],
     "report": ["out"],
+    "export": ["out"],
 }  # fmt: skip
 STUDY = """
 title = "t"
@@ -64,7 +66,7 @@ def odd_option(trial: Trial) -> str:
 
 
 def odd_report(trial: Trial) -> str:
-    """The page of a run of which some file is not as it was written."""
+    """The page of a run, or its network, where some file is not as it was written."""
     if trial.command("run", *NEEDED["run"]).code:
         raise Wrong("a good run failed")
     file = trial.one_of(
@@ -81,6 +83,8 @@ def odd_report(trial: Trial) -> str:
         content[trial.draw.randrange(len(content))] ^= 1 << trial.draw.randrange(8)
         changed = {"empty": b"", "cut": content[: len(content) // 2], "flipped": content}
         path.write_bytes(changed.get(how, b'[{"round": "x"}, 3]\n'))
+    if trial.draw.random() < 0.5:
+        return judged(trial.command("export", "out", *trial.one_of([[], ["--out", "x/y.pt"], ["--out", "out"]])))
     return judged(trial.command("report", *trial.one_of([["out"], ["out", "out"], ["out", "nosuch"], ["."]])))
 
 

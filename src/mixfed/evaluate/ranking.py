@@ -13,8 +13,10 @@ from mixfed.errors import InputError
 
 
 def rank(outputs: Tensor, batch: Batch) -> Tensor:
-    """How many items do not stand behind the one that followed, which those of a lower score do, and equal ones of a
-    higher id. A score that is not a number stands behind nothing; one that is not finite is itself behind everything.
+    """The place of the item that followed, counted from 0: how many items stand before it.
+
+    An item stands before it, unless its score is lower, or its score is the same and its id is higher. So an item whose
+    score is NaN stands before it. If the score of the item that followed is not finite, it has the last place of all.
     """
     score, ids = of_following(outputs, batch), batch["y"].long()[:, None]
     level = (outputs == score) & (torch.arange(outputs.shape[1], device=outputs.device) >= ids)
