@@ -6,7 +6,9 @@ row: it touches 170 rows at most, as users of MovieLens do (167 on average). Wit
 items of its own, so that a client touches 1,400 rows of 4,000 or 1,760 of a million. Compared: row exchange on both
 tables, and the whole table on every client under vmap (4,000 rows only: a million rows would take 128 MB a client).
 
-    python benchmarks/rows.py            # about a minute; on a busy machine only the processor time means something
+    python benchmarks/rows.py            # two minutes; on a busy machine only the processor time means something
+
+The three are measured in turn, five times, and what counts is the median of the five ratios.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def seconds(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3, help="how often the three are measured, in turn")
+    parser.add_argument("--repeats", type=int, default=5, help="how often the three are measured, in turn")
     parser.add_argument("--chunk", type=int, default=None, help="clients at once; a thread's share if left out")
     parser.add_argument("--threads", type=int, default=None, help="side by side; if left out, as many as pay")
     parser.add_argument("--scattered", action="store_true", help="every example has items of its own")
@@ -83,19 +85,24 @@ def main() -> None:
         "rows, 1,000,000 x 32": (1_000_000, True, arguments.rounds),
         "dense vmap, 4,000 x 32": (4000, False, max(arguments.rounds // 4, 3)),
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
-    for _ in range(arguments.repeats):
-        for name, (items, by_rows, rounds) in cases.items():
-            how = {"threads": arguments.threads, "scattered": arguments.scattered, "chunk": arguments.chunk}
-            found[name] += seconds(items, by_rows=by_rows, rounds=rounds, **how)
+    how = {"threads": arguments.threads, "scattered": arguments.scattered, "chunk": arguments.chunk}
+    runs = [
+        {name: seconds(items, by_rows=rows, rounds=rounds, **how) for name, (items, rows, rounds) in cases.items()}
+        for _ in range(arguments.repeats)
+    ]
     for kind, which in (("wall clock", 0), ("processor time", 1)):
-        times = {name: [t[which] for t in taken] for name, taken in found.items()}
-        small, large, dense = (median(taken) for taken in times.values())
-        for name, taken in times.items():
-            spread = f"{1000 * min(taken):.0f} to {1000 * max(taken):.0f}"
-            print(f"{kind:15} {name:24} {1000 * median(taken):8.1f} ms a round ({spread})")
-        print(f"{kind:15} a million rows take {large / small:.2f} times as long as 4,000 (at most 2 wanted)")
-        print(f"{kind:15} rows are {dense / small:.1f} times as fast as whole tables under vmap (at least 5 wanted)")
+        medians = {name: [median(t[which] for t in run[name]) for run in runs] for name in cases}
+        for name, each in medians.items():
+            print(f"{kind:15} {name:24} {1000 * median(each):8.1f} ms a round ({_spread(each, 1000, 0)})")
+        small, large, dense = medians.values()
+        growth = [b / a for a, b in zip(small, large, strict=True)]
+        gain = [b / a for a, b in zip(small, dense, strict=True)]
+        print(f"{kind:15} a million rows take {median(growth):.2f} times as long ({_spread(growth)}; at most 2 wanted)")
+        print(f"{kind:15} rows are {median(gain):.1f} times as fast as whole tables ({_spread(gain)}; at least 5 wanted)")
+
+
+def _spread(values: list[float], scale: float = 1, digits: int = 2) -> str:
+    return f"{scale * min(values):.{digits}f} to {scale * max(values):.{digits}f}"
 
 
 if __name__ == "__main__":
