@@ -98,7 +98,9 @@ def main() -> None:
         growth = [b / a for a, b in zip(small, large, strict=True)]
         gain = [b / a for a, b in zip(small, dense, strict=True)]
         print(f"{kind:15} a million rows take {median(growth):.2f} times as long ({_spread(growth)}; at most 2 wanted)")
-        print(f"{kind:15} rows are {median(gain):.1f} times as fast as whole tables ({_spread(gain)}; at least 5 wanted)")
+        print(
+            f"{kind:15} rows are {median(gain):.1f} times as fast as whole tables ({_spread(gain)}; at least 5 wanted)"
+        )
 
 
 def _spread(values: list[float], scale: float = 1, digits: int = 2) -> str:
