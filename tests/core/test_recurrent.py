@@ -174,6 +174,15 @@ class Reader(nn.Module):
         return self.head(self.layers(self.words(x))[0].mean(1))
 
 
+def test_dropout_that_pytorch_would_draw_is_refused() -> None:
+    class Derived(nn.LSTM):
+        """Another class, which is left to PyTorch."""
+
+    model = mf.Model(Derived(5, 7, num_layers=2, dropout=0.4, batch_first=True), cross_entropy)
+    with pytest.raises(mf.InputError, match="Dropout between recurrent layers cannot be drawn"):
+        model.outputs(model.initial(), {"x": torch.randn(2, 3, 5), "key": torch.tensor(1)}, training=True)
+
+
 @pytest.mark.parametrize("layer", ["gru", "lstm", "tanh"])
 def test_executors_agree_on_ragged_clients_with_dropout_between_layers(layer: str) -> None:
     draw = np.random.default_rng(0)

@@ -28,6 +28,7 @@ _ELEMENTWISE = {F.dropout, torch.dropout}
 _CHANNELWISE = {F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout}
 _REFUSED = {F.alpha_dropout, F.feature_alpha_dropout, torch.alpha_dropout, torch.feature_alpha_dropout}
 
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _LOOKUPS = {F.embedding, F.embedding_bag}
 _PRECISION = {torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
 """Bits of a significand; of all other types as many as of float32, 24."""
@@ -242,6 +243,11 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def _cannot(func: Callable[..., Any]) -> InputError:
+    if func in _RECURRENT:
+        return InputError(
+            "Dropout between recurrent layers cannot be drawn per client where sequences are packed, states are"
+            " projected or the layer's class is derived from PyTorch's; set it to 0."
+        )
     return InputError(
         f"The network calls {_name(func)} in its forward pass, whose random numbers cannot be drawn per client;"
         " draw with torch.rand, randn, randint, bernoulli or nn.Dropout instead."
