@@ -119,8 +119,8 @@ def _stacked(
 
 
 def _first(name: str, count: int, before: int) -> list[int | None]:
-    """Where so many tensors have their networks: in front, unless they are of a trace, before which there are others,
-    that is a network's alone."""
+    """Where each of so many tensors has its networks: in front. Those after the first few are a trace, and where that
+    is of single networks, they have no such place."""
     return [0 if i < before or LAYERS[name].folds else None for i in range(count)]
 
 
