@@ -46,7 +46,8 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     if algorithm.decode is not None:
         raise InputError("Rows that clients exchange cannot be compressed; compress or exchange rows, not both.")
     travels = what_travels(algorithm)
-    _check_tables_travel(algorithm, travels)
+    kept = algorithm.own.first(algorithm.model.initial())  # once: it copies the tables
+    _check_tables_travel(algorithm, travels, kept)
     for name, module in algorithm.model.module().named_modules():
         if isinstance(module, nn.Embedding) and f"{name}.weight" in tables and module.padding_idx is not None:
             raise InputError(
@@ -60,14 +61,14 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
         )
     if in_place and not algorithm.rows.untouched_stay:
         raise InputError(f"The server's step of {algorithm.name} moves every row; leave out in_place.")
-    _check_steps(algorithm, travels)
+    _check_steps(algorithm, travels, kept)
 
     def drift(state: State, message: Message, source: str) -> Trees:
         """Dᵣ: what a client that was sent this message does to rows that its data do not touch."""
         steps = algorithm.batching[source].steps
-        if steps is None or not _drifts(algorithm, message, source):
+        if steps is None or not _drifts(algorithm, kept, message, source):
             return {}
-        return idle(algorithm, message, _private(algorithm, message), source, steps)
+        return idle(algorithm, message, kept | (message.first or {}), source, steps)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         told = {id(r.message): (r.message, r.source) for r in replies if r.message is not None}
@@ -85,26 +86,26 @@ def exchange_rows(algorithm: Algorithm, *, by_touch: bool = False, in_place: boo
     return replace(algorithm, step=step, rows=replace(algorithm.rows, tables=tables, in_place=in_place))
 
 
-def _check_tables_travel(algorithm: Algorithm, travels: Travels) -> None:
+def _check_tables_travel(algorithm: Algorithm, travels: Travels, kept: Private) -> None:
     """Refuses an algorithm that leaves a table on the clients, whose rows could not be numbered anew."""
-    kept = {n for leaves in algorithm.own.first(algorithm.model.initial()).values() for n in leaves}
+    own = {n for leaves in kept.values() for n in leaves}
     for source, messages in travels.messages.items():
         for message in messages:
             for leaves in (message.first or {}).values():
-                kept |= set(leaves)
+                own |= set(leaves)
             for table in algorithm.model.tables:
-                if table in kept or not any(table in leaves for leaves in message.payload.values()):
+                if table in own or not any(table in leaves for leaves in message.payload.values()):
                     raise InputError(
                         f"The clients '{source}' of {algorithm.name} keep the table '{table}' to themselves, so its"
                         " rows cannot be exchanged; let the table be common, or leave out row exchange."
                     )
 
 
-def _check_steps(algorithm: Algorithm, travels: Travels) -> None:
+def _check_steps(algorithm: Algorithm, travels: Travels, kept: Private) -> None:
     """Refuses clients with different numbers of steps where rows that they do not have move at every step."""
     for source, messages in travels.messages.items():
         ones = [replace(m, payload=tree.map_leaves(torch.ones_like, m.payload)) for m in messages]
-        if algorithm.batching[source].steps is None and any(_drifts(algorithm, m, source) for m in ones):
+        if algorithm.batching[source].steps is None and any(_drifts(algorithm, kept, m, source) for m in ones):
             raise InputError(
                 f"The clients of {algorithm.name} move rows that they do not touch (by a transferred gradient, weight"
                 " decay or a model that is sent up), so row exchange needs the same number of local steps on every"
@@ -112,18 +113,14 @@ def _check_steps(algorithm: Algorithm, travels: Travels) -> None:
             )
 
 
-def _private(algorithm: Algorithm, message: Message) -> Private:
-    return algorithm.own.first(algorithm.model.initial()) | (message.first or {})
-
-
-def _drifts(algorithm: Algorithm, message: Message, source: str) -> bool:
+def _drifts(algorithm: Algorithm, kept: Private, message: Message, source: str) -> bool:
     """Whether a row of ones that no example touches would move."""
     tables = algorithm.model.tables
     ones = {
         part: {n: torch.ones_like(x[:1]) if n in tables else x for n, x in leaves.items()}
         for part, leaves in message.payload.items()
     }
-    moved = idle(algorithm, replace(message, payload=ones), _private(algorithm, message), source, 1)
+    moved = idle(algorithm, replace(message, payload=ones), kept | (message.first or {}), source, 1)
     return any(bool(x.any()) for leaves in moved.values() for x in leaves.values())
 
 
