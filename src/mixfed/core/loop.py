@@ -225,7 +225,8 @@ def train(
             *(done, rounds, metrics, progress.ledger.totals(), progress.dropped, params, diagnostics),
             *(alarms.sentences(), progress.history, progress.seconds),
         )
-        progress.ended = " ".join(filter(None, [callback(record) for callback in callbacks]))
+        told = [callback(record) for callback in callbacks]
+        progress.ended = " ".join(sentence for sentence in told if isinstance(sentence, str) and sentence)
         stop, finished = should_stop(), done == rounds or bool(progress.ended)
         if checkpoints and (stop or finished or checkpoints.due(done)):
             checkpoints.save(progress.tree(policy, backend) | {"seed": seed, "alarms": alarms.tree()})
