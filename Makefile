@@ -9,7 +9,7 @@ JAX := .venv-bench-jax
 OUT ?= runs/demo
 MINUTES ?= 60
 
-.PHONY: demo test browser torture bench clean
+.PHONY: demo docs test browser torture bench clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)
@@ -28,6 +28,11 @@ test: $(VENV)/installed-test browser
 browser:
 	@command -v chromedriver > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } \
 	  > /dev/null 2>&1 || echo "No browser could be installed, so the report will not be tried in one."
+
+# The pages and the reference as a site, in site/; a warning is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in site/index.html"
 
 # Random damage, kills and compositions (docs/testing.md); prints how to repeat what fails.
 torture: $(VENV)/installed-test
@@ -57,6 +62,10 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(INSTALL) -e '.[test]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) -e '.[docs]'
 	touch $@
 
 $(BENCH)/installed: pyproject.toml constraints.txt benchmarks/requirements.txt
