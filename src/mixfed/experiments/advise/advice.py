@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ GUIDED = ("feddle", "feddf")
 AT_CENTRE = ("transfer", "parallel", "example_transfer", "gradient_1way", "gradient_2way", "fed_ft", "hfcl")
 ADVISED = 3
 """So many methods are advised at most."""
+KEPT = 5
+"""So many methods are tried to the end, and so many trials with other seeds."""
 CLOSE = 0.05
 """A method is advised beside the best if its figure differs by no more than this share."""
 NOTES = {
@@ -76,21 +79,20 @@ def advise(
     require_metric(recipe, metric)
     scenario = build_scenario(recipe)
     look = look_at(recipe, scenario)
-    scenario = with_validation(scenario, recipe.seed)
     ruled_out = _ruled_out(recipe, look, metric)
     seen = [*look.words(), *_probed(recipe, look, until)]
     names = [name for name, entry in ALGORITHMS.items() if not entry.oracle and name not in ruled_out]
     with tempfile.TemporaryDirectory() as folder:
-        field = Field(scenario, metric, until, Path(folder), told)
+        field = Field(partial(with_validation, scenario), metric, until, Path(folder), told)
         trials = [Trial(_tried(request, base, name, metric), {}) for name in names]
         per_round = _pilot(field, trials)
         first = first_rounds(per_round, len(trials), recipe.rounds, field.left())
-        best = field.halve(trials, first, recipe.rounds, ADVISED, PERSONAL)
+        best = field.halve(trials, first, recipe.rounds, KEPT, PERSONAL)
         if not best:
             raise RunStopped(
                 "No method could be tried to an end in this time; give it more minutes or lower the rates."
             )
-        varied = _varied(field, request, base, best, metric)
+        varied = _varied(field, request, base, best[:ADVISED], metric)
         ranked = _repeated(field, [*best, *varied])
     every, advised = [*trials, *varied], _one_each(ranked, metric)
     kept = {trial.algorithm for trial in advised}
@@ -213,7 +215,7 @@ def _at_rate(
 def _repeated(field: Field, trials: list[Trial]) -> list[Trial]:
     """The trials best first, after the best few were repeated with other seeds as long as there is time."""
     for number in range(1, 6):
-        for trial in field.ranked(trials)[: ADVISED + 1]:
+        for trial in field.ranked(trials)[:KEPT]:
             if field.left() > 1.2 * trial.seconds and len(trial.others) < number:
                 field.told(f"{trial.algorithm} {_told(trial.settings)} with another seed")
                 field.again(trial, trial.recipe.seed + number)

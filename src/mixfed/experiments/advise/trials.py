@@ -56,14 +56,16 @@ class Trial:
 class Field:
     """Trials of one recipe's data, until a moment on the clock.
 
-    A trial is the beginning of a whole run: it stops after some rounds with a checkpoint, and goes on from there if it
-    does well.
+    ``deal`` keeps validation examples apart, others for another seed, so that a method is not judged by a few. A trial
+    is the beginning of a whole run: it stops after some rounds with a checkpoint, and goes on from there if it does
+    well.
     """
 
     def __init__(
-        self, scenario: Scenario, metric: str, until: float, folder: Path, told: Callable[[str], None]
+        self, deal: Callable[[int], Scenario], metric: str, until: float, folder: Path, told: Callable[[str], None]
     ) -> None:
-        self.scenario, self.metric, self.until, self.folder, self.told = scenario, metric, until, folder, told
+        self._deal, self._dealt = deal, dict[int, Scenario]()
+        self.metric, self.until, self.folder, self.told = metric, until, folder, told
 
     def left(self) -> float:
         """The seconds that are left."""
@@ -93,12 +95,13 @@ class Field:
             """Asked before the record of a round: at an evaluation if all is well, and at once if it takes too long."""
             took = time.monotonic() - began
             wanted = trial.rounds >= to - 1 or took > seconds
-            return (wanted and (trial.rounds + 1) % every == 0) or took > SLOW * seconds
+            too_long = took > SLOW * seconds and (bool(trial.scores) or self.left() < 0)
+            return (wanted and (trial.rounds + 1) % every == 0) or too_long
 
         every, place = trial.recipe.evaluate.every, self.folder / f"{trial.algorithm}-{id(trial)}"
         try:
             with _quietly():
-                build(trial.recipe, self.scenario).run(
+                build(trial.recipe, self._scenario(trial.recipe.seed)).run(
                     callbacks=[note],
                     checkpoints=Checkpoints(place, every=trial.recipe.rounds, say=lambda sentence: None),
                     resume=place.exists(),
@@ -113,11 +116,16 @@ class Field:
             trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
 
     def again(self, trial: Trial, seed: int) -> None:
-        """The same trial with another seed of training."""
+        """The same trial with another seed: of training, and of what is kept apart to judge by."""
         more = Trial(replace(trial.recipe, seed=seed), trial.settings)
         self.go_on(more, trial.rounds, SLOW * max(trial.seconds, 1.0))
         if more.scores and not more.why_not and more.rounds == trial.rounds:
             trial.others.append(more.score(self.metric))
+
+    def _scenario(self, seed: int) -> Scenario:
+        if seed not in self._dealt:
+            self._dealt[seed] = self._deal(seed)
+        return self._dealt[seed]
 
     def halve(
         self, trials: Sequence[Trial], first: int, rounds: int, keep: int, slow_starters: Container[str]
