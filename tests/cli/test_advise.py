@@ -22,7 +22,7 @@ from .tools import TINY, last_json, mixfed, refused
 
 def test_digits_of_which_half_are_at_the_centre(tmp_path: Path) -> None:
     """The methods that mix learn all ten digits; those of clients or centre alone, and Feddle, cannot."""
-    command = ["advise", "digits", "--rounds", "16", *TINY, "--executor", "loop", "--minutes", "0.2", "--json"]
+    command = ["advise", "digits", "--rounds", "16", *TINY, "--executor", "loop", "--minutes", "0.1", "--json"]
     done = mixfed(*command, "--out", tmp_path / "out")
     found = last_json(done)
     assert set(found) == {"advice", "ruled_out"}
@@ -51,7 +51,7 @@ def test_objects_of_ones_own() -> None:
         nn.Linear(2, 2), clients, test, centre={"x": x[~left], "y": y[~left]}, rounds=8, cohort=4,
         client={"steps": 2}, central={"steps": 2},
     )  # fmt: skip
-    found = mf.advise(task, minutes=0.1, progress=False)
+    found = mf.advise(task, minutes=0.05, progress=False)
     assert found.metric == "accuracy"
     assert found.trials[0]["accuracy"] is None or 0.5 <= found.trials[0]["accuracy"] <= 1
     assert "accuracy" in found.advice[0]["why"]

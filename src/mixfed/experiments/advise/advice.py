@@ -31,6 +31,7 @@ ADVISED = 3
 """So many methods are advised at most."""
 KEPT = 5
 """So many methods are tried to the end, and so many trials with other seeds."""
+MOST_SEEDS = 20
 CLOSE = 0.05
 """A method is advised beside the best if its figure differs by no more than this share."""
 NOTES = {
@@ -214,7 +215,7 @@ def _at_rate(
 
 def _repeated(field: Field, trials: list[Trial]) -> list[Trial]:
     """The trials best first, after the best few were repeated with other seeds as long as there is time."""
-    for number in range(1, 6):
+    for number in range(1, MOST_SEEDS):
         for trial in field.ranked(trials)[:KEPT]:
             if field.left() > 1.2 * trial.seconds and len(trial.others) < number:
                 field.told(f"{trial.algorithm} {_told(trial.settings)} with another seed")
