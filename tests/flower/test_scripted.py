@@ -55,7 +55,7 @@ def test_one_parcel_carries_all_clients_of_a_site(tmp_path: Path) -> None:
 def test_a_warm_site_never_runs_out_of_parcels(tmp_path: Path) -> None:
     """So its node never sleeps; whoever starts a process a message is not sent empty ones."""
     grid = grid_of("fedavg", tmp_path)
-    grid.sites[1].warm = True
+    grid.sites[1].warm, grid.sites[1].rest = True, 0.0
     backend = grid.backend()
     on(grid, backend=backend)
     nudged = [node for node, parcel in grid.sent if parcel.header["kind"] == "nudge"]

@@ -39,8 +39,14 @@ def test_only_registered_sites_are_let_in(tmp_path: Path, monkeypatch: pytest.Mo
     federation = LocalFederation(tmp_path / "federation", nodes, keys)
     with federation:
         federation.register(0)
+        federation.start_site(0)
+        federation.start_site(1)
         with federation.grid(write_app(tmp_path / "app")) as grid:
-            backend = FlowerBackend(grid, experiment_of("fedavg"), Terms(deadline=20.0, assemble=20.0))
+            until = time.monotonic() + 60
+            while not list(grid.get_node_ids()):
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            backend = FlowerBackend(grid, experiment_of("fedavg"), Terms(deadline=20.0, assemble=12.0))
             result = mf.run(ROWS["fedavg"].make(), FEDERATED, rounds=1, cohort=12, backend=backend)
     assert result.rounds == 1
     assert backend.traffic.jobs == 3

@@ -23,6 +23,9 @@ from mixfed.core.algorithm import Algorithm
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 
+REST = 0.8
+"""Seconds that a site takes for an empty parcel, which is to keep its node from a longer sleep, not to keep it busy."""
+
 
 @dataclass(frozen=True)
 class Holding:
@@ -66,6 +69,7 @@ class Site:
         self.algorithm, self.holdings, self.experiment = algorithm, holdings, experiment
         self.folder = Path(folder) / experiment
         self.measure, self.warm = measure, warm
+        self.rest = REST
         self._runtimes: dict[tuple[str, int], ClientRuntime] = {}
         self._kept: dict[tuple[str, int], Keepsakes] = {}
 
@@ -79,6 +83,7 @@ class Site:
             held = {source: list(map(int, holding.numbers)) for source, holding in self.holdings.items()}
             return Parcel(header | {"clients": held, "warm": self.warm})
         if parcel.header["kind"] in ("nudge", "echo"):
+            time.sleep(self.rest if parcel.header["kind"] == "nudge" else 0.0)
             return Parcel(header, parcel.common)
         blocks = self._answers(parcel)
         return Parcel(header | {"seconds": time.monotonic() - began}, blocks=blocks)

@@ -57,7 +57,8 @@ class Keys:
 class LocalFederation:
     """A SuperLink, and a site for each of ``nodes`` (what ``--node-config`` says to it). Logs go to ``folder``.
 
-    With ``keys`` what they say is encrypted, and only sites that were registered (:meth:`register`) are let in.
+    With ``keys`` what they say is encrypted, and only sites that were registered are let in; so each is to be started
+    once it is (:meth:`register`, :meth:`start_site`).
     """
 
     def __init__(self, folder: Path, nodes: Sequence[str], keys: Keys | None = None) -> None:
@@ -78,7 +79,7 @@ class LocalFederation:
             link += self.keys.of_link() if self.keys else ["--insecure"]
             self.start("superlink", [script("flower-superlink"), *link, "--disable-runtime-dependency-installation"])
             self._ports = dict(enumerate(ports))
-            for i in range(len(self.nodes)):
+            for i in range(0 if self.keys else len(self.nodes)):
                 self.start_site(i)
             self._wait_for_link()
         except BaseException:
