@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import tomli_w
+
 from mixfed.core.files import write_atomically
 from mixfed.errors import InputError
 from mixfed.experiments.recipe import Recipe
@@ -74,7 +76,7 @@ def write_app(folder: Path, recipe: Recipe) -> None:
         inside / "__init__.py": "",
         inside / "server_app.py": _SERVER,
         inside / "client_app.py": _CLIENT,
-        inside / "recipe.toml": recipe.toml(),
+        inside / "recipe.toml": tomli_w.dumps({k: v for k, v in recipe.table().items() if k != "home"}),  # now here
     }
     for path, text in texts.items():
         write_atomically(path, text.encode())
