@@ -61,7 +61,7 @@ def simulated(row: str, **options: Any) -> mf.Result:
 
 SAME = [
     *("fedavg", "parallel", "example_transfer", "gradient_2way", "gradient_2way, rows"),
-    *("fedavg, head global", "fedavg, head global, 8-bit uploads"),
+    "fedavg, head global, 8-bit uploads",
 ]
 
 
@@ -123,12 +123,12 @@ def test_a_site_that_is_killed_in_mid_round_is_not_waited_for(started: Started) 
                 started.federation.kill("site-2")
                 killed.append(time.monotonic())
 
-    terms = Terms(deadline=10.0, assemble=60.0)
+    terms = Terms(deadline=8.0, assemble=60.0)
     backend = Kills(started.grid, experiment_of("fedprox"), terms)
-    result = trained("fedprox", backend, schedule=mf.Schedule(12, patience=2), rounds=4)
-    assert result.rounds == 4
+    result = trained("fedprox", backend, schedule=mf.Schedule(12, patience=2), rounds=3)
+    assert result.rounds == 3
     assert time.monotonic() - killed[0] < 45
-    assert backend.traffic.jobs >= 12 + 9
+    assert backend.traffic.jobs >= 12
     late = started.backend("fedbuff", Terms(deadline=60.0, assemble=2.0))
     began = time.monotonic()
     schedule = mf.Schedule(3, concurrency=8, buffer=3, late="use")

@@ -6,6 +6,7 @@ was started is stopped again, also after an error.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ from flwr.superlink.grid import HttpGrid
 from mixfed.backends.flower.tasks import connect, finish, heartbeat, pull_input, tokens
 from mixfed.errors import RunStopped
 
+_C = ctypes.CDLL(None)  # before there is a fork, after which little is safe to do
+_PR_SET_PDEATHSIG = 1
 PATIENCE = 60.0
 """Seconds within which a SuperLink must be up."""
 
@@ -104,7 +107,12 @@ class LocalFederation:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115 (closed when everything is stopped)
         self._logs.append(log)
         self.processes[name] = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=self.environment(), start_new_session=True
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=self.environment(),
+            start_new_session=True,
+            preexec_fn=_ends_with_its_parent if sys.platform == "linux" else None,
         )
 
     def environment(self) -> Mapping[str, str]:
@@ -192,6 +200,11 @@ def server_task(address: str, token: str, authority: bytes | None = None) -> Ite
             finish(client, status, details)
         grid.close()
         client.close()
+
+
+def _ends_with_its_parent() -> None:
+    """Asks Linux to stop this process when the one that started it is killed and can stop nothing itself."""
+    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def script(name: str) -> str:
