@@ -26,6 +26,7 @@ OPTIONS = {
     "data": ["--plot", "--set", "--seed", "--data"],
     "report": ["--out"],
     "export": ["--to", "--out"],
+    "flower init": ["--set", "--algorithm", "--data", "--rounds", "--seed"],
 }
 NEEDED = {
     "run": ["digits", "--rounds", "1", *TINY, "--out", "out"],
@@ -38,6 +39,7 @@ NEEDED = {
     "data": ["digits", "--plot", "holdings.png"],
     "report": ["out"],
     "export": ["out"],
+    "flower init": ["app", "--recipe", "digits"],
 }  # fmt: skip
 STUDY = """
 title = "t"
@@ -62,7 +64,7 @@ def odd_option(trial: Trial) -> str:
     """A command with one option replaced."""
     (trial.folder / "study.toml").write_text(STUDY)
     verb = trial.one_of(list(OPTIONS))
-    return judged(trial.command(verb, *NEEDED[verb], trial.one_of(OPTIONS[verb]), trial.one_of(ODD)))
+    return judged(trial.command(*verb.split(), *NEEDED[verb], trial.one_of(OPTIONS[verb]), trial.one_of(ODD)))
 
 
 def odd_report(trial: Trial) -> str:

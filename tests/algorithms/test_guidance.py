@@ -198,9 +198,9 @@ def examples(width: int = 2, labels: int | None = 3, **more: Any) -> CentralData
 @pytest.mark.parametrize(
     ("objective", "central", "sentence"),
     [
-        ("in_domain", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
-        ("in_domain", examples(labels=9), "cannot work on 'centre': Target"),
-        ("in_domain", examples(labels=None), "cannot work on 'centre': there is no 'y'"),
+        ("in_domain", examples(width=5), "does not take the central examples .*: mat1 and mat2"),
+        ("in_domain", examples(labels=9), "of the central examples go from 0 to 8"),
+        ("in_domain", examples(labels=None), "needs labels 'y', and the central examples have 'x'"),
         ("out_of_domain", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
         ("out_of_domain", examples(lower=1), "cannot work on 'centre': Target -1"),
         ("feddf", examples(width=5), "cannot work on 'centre': mat1 and mat2"),
