@@ -209,4 +209,4 @@ def test_a_stop_saves_and_tells(tmp_path: Path) -> None:
         should_stop=lambda: len(rounds) >= 2,
     )
     assert not result.finished
-    assert result.rounds == 3 == Checkpoints(tmp_path).load()["round"]
+    assert result.rounds == 2 == Checkpoints(tmp_path).load()["round"]
