@@ -41,7 +41,7 @@ torture: $(VENV)/installed-test
 # The peers want other versions of some packages than the tested set, so they live in environments of their own.
 bench: $(BENCH)/installed $(JAX)/installed
 	$(BENCH)/bin/python benchmarks/run.py
-	$(BENCH)/bin/python benchmarks/population.py
+	$(BENCH)/bin/python benchmarks/scaling.py
 	$(BENCH)/bin/python benchmarks/mixed.py
 	$(BENCH)/bin/python benchmarks/asynchronous.py
 	$(BENCH)/bin/python benchmarks/rows.py

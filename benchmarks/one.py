@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from clock import Clock
 from systems import SYSTEMS
-from workloads import WORKLOADS
+from workloads import named
 
 
 def main(workload: str, system: str, seconds: float, cores: int, folder: Path) -> None:
@@ -21,7 +21,7 @@ def main(workload: str, system: str, seconds: float, cores: int, folder: Path) -
     module, options = SYSTEMS[system]
     clock = Clock(seconds)
     try:
-        importlib.import_module(f"systems.{module}").run(WORKLOADS[workload], clock, cores, **options)
+        importlib.import_module(f"systems.{module}").run(named(workload), clock, cores, **options)
         result = clock.result()
         torch.save(clock.first, folder / "first.pt")
     except ModuleNotFoundError as missing:

@@ -12,61 +12,19 @@ import argparse
 import json
 import os
 import platform
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import reference
-import torch
+from measuring import Row, add_options, measure, names
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from systems import BASELINES, ENVIRONMENT, PYTHON, QUICK, SYSTEMS
-from torch import Tensor
+from systems import BASELINES, QUICK, SYSTEMS
 from workloads import STANDARD, WORKLOADS, Workload
-
-Row = dict[str, Any]
-ROOT = Path(__file__).parents[1]
-
-
-def measure(workload: Workload, system: str, wanted: dict[str, Tensor], options: argparse.Namespace) -> Row:
-    """The figures of a fresh process, or what went wrong."""
-    python = ROOT / PYTHON.get(system, sys.executable)
-    if not python.exists():
-        return {"error": f"its environment {PYTHON[system]} is not there; make bench makes it"}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        command = [workload.name, system, str(options.seconds), str(options.cores), folder]
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [str(python), str(Path(__file__).with_name("one.py")), *command],
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=os.environ | ENVIRONMENT.get(system, {}),
-            )  # fmt: skip
-            try:
-                process.wait(options.timeout)
-            except subprocess.TimeoutExpired:
-                return {"error": f"not done after {options.timeout:g} s"}
-            finally:
-                if process.poll() is None:  # too slow, or interrupted
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        if options.verbose:
-            print(log.read_text())
-        result = Path(folder, "result.json")
-        if not result.exists():
-            return {"error": f"ended with code {process.returncode}: {log.read_text().strip()[-200:]}"}
-        row: Row = json.loads(result.read_text())
-        if "error" not in row:
-            row["deviation"] = reference.error(workload, wanted, torch.load(Path(folder, "first.pt")))
-            row["correct"] = row["deviation"] <= reference.TOLERANCE
-        return row
 
 
 def summary(turns: dict[str, list[Row]]) -> dict[str, Row]:
@@ -140,27 +98,13 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def names(known: dict[str, Any]) -> Any:
-    def parse(text: str) -> list[str]:
-        chosen = text.split(",")
-        if unknown := set(chosen) - known.keys():
-            raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-        return chosen
-
-    return parse
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workloads", type=names(WORKLOADS), default=list(STANDARD), help="such as W1,W2")
     parser.add_argument("--systems", type=names(SYSTEMS), default=list(SYSTEMS), help="such as torch-loop,pfl")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long to time each system in a turn")
     parser.add_argument("--turns", type=int, default=3, help="how often each system has its turn")
     parser.add_argument("--quick", action="store_true", help="mixfed and the best hand-written code, two short turns")
-    parser.add_argument("--cores", type=int, default=2, help="cores that each system may use")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a system is given up")
-    parser.add_argument("--json", type=Path, help="also write all figures to this file")
-    parser.add_argument("--verbose", action="store_true", help="show what the systems print")
+    add_options(parser, seconds=3.0, timeout=300.0)
     options = parser.parse_args()
     if options.quick:
         options.systems, options.seconds, options.turns = list(QUICK), 1.0, 2
@@ -188,7 +132,7 @@ def take_turns(workload: Workload, options: argparse.Namespace, say: Callable[[s
         for system, found in turns.items():
             if not any("error" in row for row in found):
                 say(f"{workload.name} {system}, turn {turn + 1} of {options.turns}")
-                found.append(measure(workload, system, wanted, options))
+                found.append(measure(workload, system, options, wanted))
     return turns
 
 

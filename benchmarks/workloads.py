@@ -7,10 +7,13 @@ the parameters by the clients' average, weighted by their examples (FedAvg, serv
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,6 +39,13 @@ class Workload:
     criterion: Callable[[Tensor, Tensor], Tensor]
     generate: Callable[[int, int, torch.Generator], Data]
     tables: Mapping[str, slice] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> str:
+        """By which :func:`named` knows the workload."""
+        usual = WORKLOADS[self.name]
+        same = (self.clients, self.population) == (usual.clients, usual.population)
+        return self.name if same else f"{self.name}:{self.clients}:{self.population}"
 
     @property
     def examples(self) -> int:
@@ -192,3 +202,32 @@ WORKLOADS = STANDARD | {
         characters("W3-deep", "GRU, two layers, both directions", nn.GRU, num_layers=2, bidirectional=True),
     )
 }
+
+FOLDER = "MIXFED_BENCHMARK_DATA"
+"""The environment variable that names the folder with the examples of workloads of other sizes."""
+
+
+def named(spec: str) -> Workload:
+    """The workload ``W1``, or ``W1:100:10000``: 100 clients a round of 10,000, with data in files."""
+    name, *sizes = spec.split(":")
+    if not sizes:
+        return WORKLOADS[name]
+    clients, population = map(int, sizes)
+    return replace(WORKLOADS[name], clients=clients, population=population, generate=_mapped(name))
+
+
+def file_of(name: str, population: int, field: str) -> Path:
+    """Where a workload's x or y is, for a population of this size."""
+    return Path(os.environ[FOLDER], f"{name}-{population}-{field}")
+
+
+def _mapped(name: str) -> Callable[[int, int, torch.Generator], Data]:
+    def generate(population: int, examples: int, seed: torch.Generator) -> Data:
+        like = dict(zip("xy", WORKLOADS[name].generate(1, examples, seed), strict=True))
+        found = {
+            field: np.memmap(file_of(name, population, field), t.numpy().dtype, "r+", shape=(population, *t.shape[1:]))
+            for field, t in like.items()
+        }
+        return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+
+    return generate

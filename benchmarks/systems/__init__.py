@@ -31,10 +31,10 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
 BASELINES = ("torch-loop", "torch-threads", "torch-vmap", "torch-factored", "torch-rows")
 """Hand-written code in one process: the best of these is what the ratios refer to."""
 
-PYTHON = dict.fromkeys(("fedjax", "fedjax-devices"), ".venv-bench-jax/bin/python")
+PYTHON = {"fedjax": ".venv-bench-jax/bin/python"}
 """The interpreter of a system that has an environment of its own, seen from the project's folder."""
 
-QUICK = ("torch-threads", "torch-vmap", "torch-factored", "mixfed")
+QUICK = ("torch-threads", "torch-vmap", "torch-factored", "torch-rows", "mixfed")
 """The systems of a developer's loop: mixfed, and the hand-written code that is the best somewhere."""
 
 ENVIRONMENT = {"mixfed": cli.ENVIRONMENT, "fedjax": {"JAX_PLATFORMS": "cpu"}}

@@ -20,15 +20,16 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from workloads import WORKLOADS, Workload
+from workloads import Workload, named
 
 client_app = ClientApp()
 
 
 @cache
-def on_device(name: str) -> tuple[Any, ...]:
+def on_device(spec: str) -> tuple[Any, ...]:
     torch.set_num_threads(1)
-    return WORKLOADS[name], WORKLOADS[name].model(), *WORKLOADS[name].data()
+    workload = named(spec)
+    return workload, workload.model(), *workload.data()
 
 
 @client_app.train()
@@ -61,7 +62,7 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
         for round in count():
             messages = []
             for node, client in zip(nodes, workload.cohort(round), strict=True):
-                config = ConfigRecord({"workload": workload.name, "client": client})
+                config = ConfigRecord({"workload": workload.spec, "client": client})
                 content = RecordDict({"arrays": arrays, "config": config})
                 messages.append(Message(content, dst_node_id=node, message_type="train"))
             replies = list(grid.send_and_receive(messages))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from clock import Clock
-from workloads import WORKLOADS, Workload
+from workloads import Workload, named
 
 
 def simulate(workload: Workload, clock: Clock | None, threads: int) -> None:
@@ -72,7 +72,7 @@ def run(workload: Workload, clock: Clock, cores: int, processes: int) -> None:
     os.environ["PFL_WORKER_ADDRESSES"] = ",".join(addresses)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "systems.pfl_system", workload.name],
+            [sys.executable, "-m", "systems.pfl_system", workload.spec],
             cwd=Path(__file__).parent.parent,
             env={**os.environ, "PFL_WORKER_RANK": str(rank)},
         )
@@ -90,4 +90,4 @@ def run(workload: Workload, clock: Clock, cores: int, processes: int) -> None:
 
 
 if __name__ == "__main__":
-    simulate(WORKLOADS[sys.argv[1]], None, threads=1)
+    simulate(named(sys.argv[1]), None, threads=1)

@@ -6,15 +6,15 @@ import torch
 import torch.multiprocessing as mp
 from clock import Clock
 from torch import Tensor
-from workloads import WORKLOADS, Workload
+from workloads import Workload, named
 
 from systems.worker import Worker
 
 
-def play(name: str, rank: int, totals: list[list[Tensor]], going, barrier, clock: Clock | None = None) -> None:
+def play(spec: str, rank: int, totals: list[list[Tensor]], going, barrier, clock: Clock | None = None) -> None:
     """Rank's share of every round; rank 0 holds the clock. ``totals`` has the sums of every rank."""
     torch.set_num_threads(1)
-    workload = WORKLOADS[name]
+    workload = named(spec)
     x, y = workload.data()
     worker = Worker(workload)
     worker.total = totals[rank]
@@ -36,11 +36,11 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     totals = [[t.share_memory_() for t in Worker(workload).total] for _ in range(cores)]
     going, barrier = context.Value("b", True), context.Barrier(cores)
     ranks = [
-        context.Process(target=play, args=(workload.name, rank, totals, going, barrier), daemon=True)
+        context.Process(target=play, args=(workload.spec, rank, totals, going, barrier), daemon=True)
         for rank in range(1, cores)
     ]
     for process in ranks:
         process.start()
-    play(workload.name, 0, totals, going, barrier, clock)
+    play(workload.spec, 0, totals, going, barrier, clock)
     for process in ranks:
         process.join()
