@@ -43,9 +43,7 @@ class Workload:
     @property
     def spec(self) -> str:
         """By which :func:`named` knows the workload."""
-        usual = WORKLOADS[self.name]
-        same = (self.clients, self.population) == (usual.clients, usual.population)
-        return self.name if same else f"{self.name}:{self.clients}:{self.population}"
+        return self.name if self == WORKLOADS[self.name] else f"{self.name}:{self.clients}:{self.population}"
 
     @property
     def examples(self) -> int:
