@@ -31,6 +31,7 @@ PARTS = {
         "mixfed.experiments.running:_write_result",
         "mixfed.experiments.report.plot:plot_comparison",
         "mixfed.experiments.report.tables:comparison_tables",
+        "mixfed.experiments.report.page:write_report",
     ],
 }
 """The functions that do a part, each by its module and name."""
