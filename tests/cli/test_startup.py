@@ -34,6 +34,9 @@ COMMANDS = {
     "study feddle-atlas --set rounds=many": "whole number",
     "tune digits --algorithms fedavg --grid client.learning_rate=quick": "takes a number",
     "probe digits --set roundz=1": "did you mean 'rounds'",
+    "advise digits --set roundz=1": "did you mean 'rounds'",
+    "flower local digits --set roundz=1": "did you mean 'rounds'",
+    "flower init app --recipe digitz": "did you mean 'digits'",
     "split digits --set data.partition.kind=dirichle": "did you mean 'dirichlet'",
     "data digits --set data.source=digitz": "did you mean 'digits'",
 }
