@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mixfed.data import partition
 from mixfed.data._arrays import Rows, join, take
+from mixfed.data.scaling import Scaling
 from mixfed.data.sources import Examples, Source
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
@@ -49,7 +50,7 @@ class Scenario:
 
     ``like_clients`` says of every "test" and "validation" example whether it is of the kind that clients hold,
     where they and the centre hold different kinds. ``own`` has every client's own "test" and "validation" examples,
-    ``of_centre`` what the centre keeps apart of its own to tune on.
+    ``of_centre`` what the centre keeps apart of its own to tune on. ``scaling`` is what normalised all examples.
     """
 
     clients: FederatedData
@@ -60,6 +61,15 @@ class Scenario:
     like_clients: dict[str, NDArray[np.bool_] | None] = field(default_factory=dict)
     own: dict[str, FederatedData] = field(default_factory=dict)
     of_centre: CentralData | None = None
+    scaling: Scaling | None = None
+
+    def learnt(self) -> dict[str, Any]:
+        """What was learnt from training files about how to read others: the encoding, and the scaling if there is one.
+
+        :func:`mixfed.data.again.read_like` reads a file by it.
+        """
+        encoding = None if self.source.encoding is None else self.source.encoding.to_json()
+        return {"encoding": encoding, "scaling": self.scaling and self.scaling.to_json()}
 
     @classmethod
     def of(
@@ -137,7 +147,10 @@ def deal(
     missing = [name for name, needed in wanted.items() if needed and name not in given and name != "seed"]
     if missing:
         raise InputError(f"The partition '{kind}' needs '{missing[0]}'; give it a value.")
-    return FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
+    dealt = FederatedData.from_groups(examples.arrays, PARTITIONS[kind](**given, seed=seed), prepare)
+    if kind == "natural" and given.get("group", 1) == 1:
+        return replace(dealt, names=np.unique(given["keys"]))
+    return dealt
 
 
 def with_label_noise(clients: FederatedData, share: float, classes: int | None, seed: int) -> FederatedData:

@@ -4,6 +4,7 @@
 
     config.toml         the complete recipe
     recipe.toml         what the user's recipe said, without the settings of the command line
+    data.json           of data from files: classes, categories and scales, as they were learnt from training examples
     metrics.jsonl       one object per evaluated round
     diagnostics.jsonl   one object per round, of algorithms that have diagnostics (with diagnostics.png in the end)
     checkpoints/        the newest and the one before, and what clients keep to themselves on disk
@@ -71,6 +72,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.result = self.path / "result.json"
         self.stopped = self.path / "stopped.txt"
+        self.data = self.path / "data.json"
         self.checkpoints = self.path / "checkpoints"
         self._lock = FileLock(self.path / ".lock", timeout=0)
 
@@ -93,11 +95,13 @@ class RunFolder:
                     folder.rmdir()
 
     def _take_lock(self) -> None:
-        files = (self.config, self.recipe, self.metrics, self.model, self.diagnostics, self.plot, self.result)
+        files = (self.config, self.recipe, self.data, self.metrics, self.model, self.diagnostics, self.plot)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             written = (self.diagnostics_plot, self.facts, self.report, self.best, self.stopped)
             refuse_links([*files, *written, Path(self._lock.lock_file), self.checkpoints])
+            others = (self.result, self.diagnostics_plot, self.facts, self.report, Path(self._lock.lock_file))
+            refuse_links([*files, *others, self.checkpoints])
             refuse_links(self.checkpoints.rglob("*"))
             self._lock.acquire()
             sweep(self.path)
@@ -152,12 +156,14 @@ class RunFolder:
                 continue
             if key.startswith("simulator.chosen") and not wanted.simulator.chosen:
                 continue
+            if key.startswith("inputs") and not wanted.inputs:
+                continue
             if key == "rounds" and new[key] > old[key]:
                 self._refuse_plans(wanted, old[key])
                 continue
             told = f"The run in {self.path} has {key} = {old.get(key)!r}"
             raise InputError(f"{told}, and --resume cannot make it {new.get(key)!r}; start a new run for that.")
-        wanted = replace(wanted, simulator=stored.simulator)
+        wanted = replace(wanted, simulator=stored.simulator, inputs=stored.inputs)
         if wanted != stored:
             with self.locked():
                 if wanted.rounds != stored.rounds:
@@ -184,7 +190,7 @@ class RunFolder:
 
     def forget(self) -> None:
         """Removes the traces of a run that was refused before it began, so that the mended command can use the name."""
-        for file in (self.config, self.recipe, self.metrics, self.diagnostics):
+        for file in (self.config, self.recipe, self.data, self.metrics, self.diagnostics):
             file.unlink(missing_ok=True)
         with suppress(OSError):  # other files may be in the folder
             self.path.rmdir()
@@ -241,7 +247,7 @@ def identity(recipe: Recipe) -> str:
     table = {
         key: value
         for key, value in _dotted(recipe).items()
-        if key not in ("rounds", *MAY_CHANGE) and not key.startswith("simulator.")
+        if key not in ("rounds", *MAY_CHANGE) and not key.startswith(("simulator.", "inputs"))
     }
     return _fingerprint(json.dumps(table, sort_keys=True).encode())
 

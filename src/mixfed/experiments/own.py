@@ -58,6 +58,19 @@ def load_function(name: str, home: str, key: str) -> Callable[..., Any]:
     return function
 
 
+def files_of_code(name: str, home: str, key: str) -> list[Path]:
+    """The file that a name leads to, and what is loaded of the modules beside it; none of torchvision and timm."""
+    place = name.rpartition(":")[0]
+    if key == "model.name" and place in ("torchvision", "timm"):
+        return []
+    file = getattr(module_of(place, home, key), "__file__", None)
+    if file is None:
+        return []
+    folder = Path(file).resolve().parent
+    loaded = {Path(f).resolve() for f in (getattr(m, "__file__", None) for m in [*sys.modules.values()]) if f}
+    return sorted({Path(file).resolve(), *(f for f in loaded if f.parent == folder)})
+
+
 def file_of(path: str, home: str, key: str) -> Path:
     """A file by its path from the recipe's folder, or inside an installed package: ``"package:path/to/file"``."""
     package, _, inside = path.rpartition(":")

@@ -42,15 +42,17 @@ class Partition:
 @dataclass(frozen=True)
 class Central:
     """What the centre holds: nothing, all examples of labels that are not ``client_labels``, a random share of the
-    examples or of the people, what the source has for it, ``examples`` of the test part (which is then evaluated
-    without them), or ``examples`` of another ``source`` of images, made as large as the clients' (0: all).
+    examples or of the people, what the source has for it, what is in a ``file`` (of the source "files"; ``central =
+    "lab.npz"`` is short for it), ``examples`` of the test part (which is then evaluated without them), or ``examples``
+    of another ``source`` of images, made as large as the clients' (0: all).
 
     With ``labels``, clients hold the share ``inside`` of each of their labels and ``outside`` of each other label.
     ``validation`` is the share of the centre's examples that it keeps apart to tune on.
     """
 
-    kind: Literal["none", "labels", "fraction", "people", "source", "test", "other"] = "none"
-    client_labels: list[int] = field(default_factory=list)
+    kind: Literal["none", "labels", "fraction", "people", "source", "file", "test", "other"] = "none"
+    file: str = ""
+    client_labels: list[Any] = field(default_factory=list)
     inside: float = 1.0
     outside: float = 0.0
     fraction: float = 0.0
@@ -79,7 +81,8 @@ class JoiningSection:
 class Data:
     """Where the examples come from, and who holds them; the ``source`` may have settings of its own.
 
-    ``held_out`` is the share of natural clients (people) whose examples are the test set, for sources without one;
+    For sources without a test set, ``held_out`` is the share of natural clients (people) whose examples are the test
+    set, or ``test_share`` the share of all examples;
     ``validation`` is the share of the training part that is kept apart to tune on. ``own_test`` and
     ``own_validation`` are the shares of every client's own examples that its own model is tested and tuned on.
     ``label_noise`` is the share of the clients' training examples whose label is drawn at random.
@@ -88,6 +91,7 @@ class Data:
     source: str = "digits"
     folder: str = ""
     held_out: float = 0.0
+    test_share: float = 0.0
     validation: float = 0.0
     own_test: float = 0.0
     own_validation: float = 0.0
@@ -98,9 +102,16 @@ class Data:
     options: Table = field(
         default_factory=dict,
         metadata=options_of(
-            "source", lambda: {name: info.load for name, info in SOURCES.items()}, hidden=["folder"], or_own=True
+            "source",
+            lambda: {name: info.load for name, info in SOURCES.items()},
+            hidden=["folder", "centre"],
+            or_own=True,
         ),
     )
+
+
+SIZES = ("inputs", "outputs", "vocabulary", "characters", "items", "size", "channels")
+"""Parameters of networks that the data determine, where a recipe does not."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,9 @@ class ModelSection:
     weights: str = ""
     weights_parts: dict[str, str] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
-    options: Table = field(default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True))
+    options: Table = field(
+        default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True, left_open=SIZES)
+    )
 
 
 @dataclass(frozen=True)
@@ -325,7 +338,8 @@ class Recipe:
     ``backend`` is where clients run: in the simulator, or behind bytes as over a network (loopback), which is slower
     and gives the same numbers, or on the sites of a federation (flower), which ``mixfed flower`` and ``flwr run``
     start. ``home`` is the folder of the recipe's file, where relative paths begin, and ``methods`` says where
-    algorithms of the user's own are: ``{"mine": "method.py:mine"}``.
+    algorithms of the user's own are: ``{"mine": "method.py:mine"}``. A run writes fingerprints of the user's files into
+    ``inputs``: one that goes on, or repeats it, refuses files that have changed.
     """
 
     name: str = ""
@@ -358,6 +372,7 @@ class Recipe:
     methods: dict[str, str] = field(default_factory=dict)
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)
     published: dict[str, dict[str, float]] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> Table:
         """The whole recipe as a table; :func:`mixfed.experiments.toml.resolve` makes the same recipe of it."""

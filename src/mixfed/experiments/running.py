@@ -20,6 +20,7 @@ from mixfed.experiments import scores
 from mixfed.experiments.build import Experiment, build_stopping
 from mixfed.experiments.facts import facts_of
 from mixfed.experiments.folder import RunFolder, clean, identity
+from mixfed.experiments.inputs import fingerprints, require_same_inputs
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
@@ -43,15 +44,19 @@ def run_in_folder(
     """
     with folder.locked():
         if resume:
-            how = folder.stored().simulator
-            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
+            stored = folder.stored()
+            require_same_inputs(replace(experiment.recipe, inputs=stored.inputs), f"the run in {folder.path} began")
+            recipe = replace(experiment.recipe, simulator=stored.simulator, inputs=stored.inputs)
         else:
             folder.require_unused()
+            require_same_inputs(experiment.recipe, "the run that it repeats")
             how = experiment.recipe.simulator
             how = replace(how, cores=how.cores or torch.get_num_threads())
-            experiment = replace(experiment, recipe=replace(experiment.recipe, simulator=how))
-            folder.write_config(experiment.recipe, written)
-        recipe = experiment.recipe
+            recipe = replace(experiment.recipe, simulator=how, inputs=fingerprints(experiment.recipe))
+            folder.write_config(recipe, written)
+            if experiment.scenario.source.encoding is not None:
+                write_atomically(folder.data, (json.dumps(experiment.scenario.learnt(), indent=2) + "\n").encode())
+        experiment = replace(experiment, recipe=recipe)
 
         def chose(source: str, execution: str) -> None:
             how = folder.stored().simulator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import signature
 
 import numpy as np
@@ -11,6 +12,7 @@ from mixfed import rng
 from mixfed.data._arrays import join
 from mixfed.data.images import images_like
 from mixfed.data.partition import label_split
+from mixfed.data.scaling import fit_scaling, scaled
 from mixfed.data.scenario import (
     GIVEN_BY_DATA,
     PARTITIONS,
@@ -22,33 +24,32 @@ from mixfed.data.scenario import (
     with_label_noise,
 )
 from mixfed.data.sources import Examples, Source, load_source
+from mixfed.data.sources.given import as_source, called
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError
-from mixfed.experiments import own as own_things
+from mixfed.experiments import own
 from mixfed.experiments.recipe import Partition, Recipe
-from mixfed.experiments.schema import is_own, parameters
+from mixfed.experiments.schema import check, is_own, parameters
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
     """Loads the source and deals its examples to clients and centre; held-out examples are the same for all seeds."""
     if recipe.theory.rho:
         raise InputError(f"{recipe.name} has curves in closed form and no data to deal; draw them with 'mixfed run'.")
-    data = recipe.data
-    source = _load(recipe)
+    source = open_source(recipe)
     if isinstance(source, Scenario):
         return source
+    recipe = _with_given_centre(recipe, source)
+    data = recipe.data
     people = None if source.natural_clients is None else source.natural_clients["train"]
     train, test = [Examples(source.train, people)], [Examples(source.test, None)]
-    if data.central.kind == "source":
+    if data.central.kind in ("source", "file"):
         if source.centre is None:
             raise InputError(
                 f"The source '{data.source}' has nothing for the centre; choose another data.central.kind."
             )
         train.append(source.centre)
-    if data.held_out:
-        train, test = apart(train, data.held_out, "test", whole_people=True)
-    if not len(test[0]):
-        raise InputError(f"The source '{data.source}' has no test part; set data.held_out to hold people out for it.")
+    train, test = _tested(recipe, train, test)
     of_test: Examples | None = None
     if data.central.kind == "test":
         test[0], of_test = _from_test(test[0], data.central.examples)
@@ -56,13 +57,18 @@ def build_scenario(recipe: Recipe) -> Scenario:
     if data.validation:
         natural = data.partition.kind == "natural"
         train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
-    on_clients, at_centre = _sides(recipe, train)
+    scaling = fit_scaling(source.scaled, [side.arrays for side in train]) if source.scaled else None
+    if scaling is not None:
+        train = [scaled(side, scaling) for side in train]
+        evaluation = {name: [scaled(side, scaling) for side in sides] for name, sides in evaluation.items()}
+        of_test = of_test and scaled(of_test, scaling)
+    on_clients, at_centre = _sides(recipe, train, source)
     at_centre, of_centre = _kept_apart(recipe, of_test or at_centre)
     together = {name: join([side.arrays for side in sides]) for name, sides in evaluation.items()}
     how = data.partition
-    _require_what_it_deals_by(how, on_clients)
+    _require_what_it_deals_by(how, on_clients, _files(recipe))
     clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
-    own = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
+    kept = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
     if not 0 <= data.label_noise <= 1 or (data.label_noise and source.classes is None):
         noise = data.label_noise
         raise InputError(f"data.label_noise is a share from 0 to 1 of examples that have classes, not {noise}.")
@@ -70,38 +76,79 @@ def build_scenario(recipe: Recipe) -> Scenario:
         if source.train["x"].ndim < 3 or source.train["x"].shape[-1] != source.train["x"].shape[-2]:
             raise InputError("Only square images can be turned, so data.joining needs a source of images.")
         sizes = {"train": data.joining.train, "test": data.joining.test, "validation": data.joining.test}
-        own = join_device(own, source, sizes, data.joining.degrees, recipe.seed)
+        kept = join_device(kept, source, sizes, data.joining.degrees, recipe.seed)
     return Scenario(
-        clients=with_label_noise(own.pop("train"), data.label_noise, source.classes, recipe.seed),
+        clients=with_label_noise(kept.pop("train"), data.label_noise, source.classes, recipe.seed),
         central=None if at_centre is None else CentralData(at_centre.arrays, source.prepare),
         test=CentralData(together["test"], source.prepare),
         validation=CentralData(together["validation"], source.prepare) if data.validation else None,
         source=source,
-        like_clients={name: _like_clients(recipe, sides) for name, sides in evaluation.items()},
-        own=own,
+        like_clients={name: _like_clients(recipe, sides, source) for name, sides in evaluation.items()},
+        own=kept,
         of_centre=None if of_centre is None else CentralData(of_centre.arrays, source.prepare),
+        scaling=scaling,
     )
 
 
-def _load(recipe: Recipe) -> Source | Scenario:
-    """A known source, or what a function of the user's own gives: a source to deal, or who holds what already."""
+def open_source(recipe: Recipe) -> Source | Scenario:
+    """The source of a recipe: a known one, the user's files, or what a function of the user's own returns.
+
+    Such a function may also say who holds what, and then nothing is left to deal.
+    """
     data = recipe.data
-    if not is_own(data.source):
-        return load_source(data.source, data.folder or None, **data.options)
-    found = own_things.load_function(data.source, recipe.home, "data.source")(**data.options)
-    if not isinstance(found, Source | Scenario):
-        raise InputError(f"The source '{data.source}' gives a {type(found).__name__}, not a Source or a Scenario.")
-    return found
+    beside = data.folder or recipe.home or None
+    if is_own(data.source):
+        found = called(own.find(data.source, recipe.home, "data.source"), data.source, beside, data.options)
+        return found if isinstance(found, Scenario) else as_source(found, data.source)
+    if data.source == "files":
+        return load_source("files", beside, **data.options, centre=data.central.file)
+    if data.central.kind == "file":
+        raise InputError("data.central.kind = 'file' is for data.source = 'files'; choose another kind.")
+    return load_source(data.source, data.folder or None, **data.options)
 
 
-def _require_what_it_deals_by(how: Partition, examples: Examples) -> None:
+def _with_given_centre(recipe: Recipe, source: Source) -> Recipe:
+    """The centre holds what a function of the user's own has for it, unless the recipe says otherwise."""
+    central = recipe.data.central
+    if not is_own(recipe.data.source) or source.centre is None or central.kind != "none":
+        return recipe
+    return replace(recipe, data=replace(recipe.data, central=replace(central, kind="file")))
+
+
+def _tested(recipe: Recipe, train: list[Examples], test: list[Examples]) -> tuple[list[Examples], list[Examples]]:
+    """What is trained and what is tested on: the source's own test part, people, or a share of the examples."""
+    data = recipe.data
+    if data.held_out and data.test_share:
+        raise InputError("Give either data.held_out, a share of people to test on, or data.test_share, of examples.")
+    if (data.held_out or data.test_share) and data.source == "files" and len(test[0]):
+        raise InputError("There is a file of test examples; leave out data.test, or data.held_out and data.test_share.")
+    if data.held_out:
+        return apart(train, data.held_out, "test", whole_people=True)
+    if data.test_share:
+        return apart(train, data.test_share, "test", whole_people=False)
+    if not len(test[0]):
+        raise InputError(
+            f"The source '{data.source}' has no test part; set data.test_share to a share of the examples, or"
+            " data.held_out to a share of the people" + (", or name a file in data.test." if _files(recipe) else ".")
+        )
+    return train, test
+
+
+def _files(recipe: Recipe) -> bool:
+    return recipe.data.source == "files"
+
+
+def _require_what_it_deals_by(how: Partition, examples: Examples, of_files: bool) -> None:
     """Refuses a partition that lacks a setting, or whose people or labels the examples do not have."""
     wanted = signature(PARTITIONS[how.kind]).parameters
     for name, option in parameters(PARTITIONS[how.kind], GIVEN_BY_DATA).items():
         if option.required and name not in how.options:
             raise InputError(f"The partition '{how.kind}' needs data.partition.{name}.")
     if "keys" in wanted and examples.people is None:
-        raise InputError("This source has no natural clients; choose another data.partition.kind.")
+        raise InputError(
+            "This source has no natural clients; set data.partition.clients to deal its examples to so many, or choose"
+            " another data.partition.kind" + (", or name the column of keys in data.client." if of_files else ".")
+        )
     if "labels" in wanted and (how.by not in examples.arrays or examples.arrays[how.by].ndim != 1):
         fields = ", ".join(name for name, values in examples.arrays.items() if values.ndim == 1)
         raise InputError(f"The examples have no labels '{how.by}' (data.partition.by); they have {fields}.")
@@ -120,22 +167,35 @@ def _kept_apart(recipe: Recipe, at_centre: Examples | None) -> tuple[Examples | 
     return rest, kept
 
 
-def _like_clients(recipe: Recipe, sides: list[Examples]) -> NDArray[np.bool_] | None:
+def _like_clients(recipe: Recipe, sides: list[Examples], source: Source) -> NDArray[np.bool_] | None:
     """Which of the sides' examples are of the kind that clients hold, if the centre holds another kind."""
-    central = recipe.data.central
-    if central.kind == "labels":
-        return np.isin(sides[0].arrays["y"], central.client_labels)
-    return np.arange(sum(map(len, sides))) < len(sides[0]) if central.kind == "source" else None
+    kind = recipe.data.central.kind
+    if kind == "labels":
+        return np.isin(sides[0].arrays["y"], _client_labels(recipe, source))
+    apart = kind == "source" or (kind == "file" and len(sides) > 1)
+    return np.arange(sum(map(len, sides))) < len(sides[0]) if apart else None
 
 
-def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | None]:
+def _client_labels(recipe: Recipe, source: Source) -> list[int]:
+    """The labels that clients hold as numbers; a recipe may give the names of classes."""
+    names = source.names.get("y", ())
+    found = []
+    for label in recipe.data.central.client_labels:
+        if isinstance(label, str) and label not in names:
+            told = f"there are {', '.join(names)}" if names else "this source has numbers only"
+            raise InputError(f"'{label}' in data.central.client_labels is no class; {told}.")
+        found.append(names.index(label) if isinstance(label, str) else check(label, int, "data.central.client_labels"))
+    return found
+
+
+def _sides(recipe: Recipe, sides: list[Examples], source: Source) -> tuple[Examples, Examples | None]:
     """What goes to clients, and what stays at the centre."""
     train, central = sides[0], recipe.data.central
     if central.kind in ("none", "test"):
         return train, None
     if central.kind == "other":
         return train, _from_another(recipe, train)
-    if central.kind == "source":
+    if central.kind in ("source", "file"):
         return train, sides[1]
     if central.kind == "people":
         (rest,), (held,) = apart([train], central.fraction, "centre", whole_people=True)
@@ -151,7 +211,8 @@ def _sides(recipe: Recipe, sides: list[Examples]) -> tuple[Examples, Examples | 
         raise InputError(
             "With data.central.kind = 'labels', data.central.client_labels says which labels clients hold."
         )
-    ours, theirs = label_split(train.arrays["y"], central.client_labels, recipe.seed, central.inside, central.outside)
+    labels = _client_labels(recipe, source)
+    ours, theirs = label_split(train.arrays["y"], labels, recipe.seed, central.inside, central.outside)
     return train.rows(ours), train.rows(theirs)
 
 

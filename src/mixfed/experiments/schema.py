@@ -38,12 +38,15 @@ def options_of(
     hidden: Iterable[str] = (),
     *,
     or_own: bool = False,
+    left_open: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Metadata of the field ``options`` of a section whose key ``by`` names one of ``choices()``.
 
     Parameters in ``hidden`` are not for recipes to set. With ``or_own`` the key may name a function of the user's own.
+    Defaults of parameters in ``left_open`` are not written out, because something else may determine them.
     """
-    return {"by": by, "choices": choices, "hidden": frozenset(hidden), "or_own": or_own}
+    open_keys = frozenset(left_open)
+    return {"by": by, "choices": choices, "hidden": frozenset(hidden), "or_own": or_own, "left_open": open_keys}
 
 
 def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict[str, Parameter]:
@@ -153,7 +156,7 @@ def check(value: Any, hint: Any, key: str) -> Any:
         raise InputError(f"'{key}' takes a list, not {shown(value)}.")
     if origin is tuple and Ellipsis not in arguments and len(value) != len(arguments):
         raise InputError(f"'{key}' takes {len(arguments)} values, not {len(value)}.")
-    return [_scalar(item, arguments[0], key) for item in value]
+    return [check(item, arguments[0], key) for item in value]
 
 
 def shown(value: Any) -> str:
@@ -233,15 +236,17 @@ def _read_options(
     further = {key: value for key, value in rest.items() if key not in allowed}
     if further and not takes_any_key(function):
         raise unknown(path + next(iter(further)), known)
-    return _complete(allowed, rest, path) | further
+    return _complete(allowed, rest, path, chooser.metadata["left_open"]) | further
 
 
-def _complete(allowed: Mapping[str, Parameter], given: Mapping[str, Any], path: str) -> Table:
+def _complete(
+    allowed: Mapping[str, Parameter], given: Mapping[str, Any], path: str, left_open: Iterable[str] = ()
+) -> Table:
     values = {}
     for name, option in allowed.items():
         if name in given:
             values[name] = check(given[name], option.hint, path + name)
-        elif not option.required:  # in the form in which TOML would give it
+        elif not option.required and name not in left_open:  # in the form in which TOML would give it
             values[name] = None if option.default is None else check(option.default, option.hint, path + name)
     return values
 

@@ -41,13 +41,28 @@ def resolve(table: Table) -> Recipe:
 
 
 def with_short_forms(table: Table) -> Table:
-    """The table with what stands for more written out: ``algorithm = "method.py:mine"`` is the algorithm ``mine``,
-    and ``methods`` says where it is."""
-    name = table.get("algorithm")
-    if not is_own(name):
+    """The table with what stands for more written out.
+
+    ``algorithm = "method.py:mine"`` is the algorithm ``mine``, and ``methods`` says where it is. In ``data``, ``central
+    = "lab.npz"`` is what is in that file. Examples of files, or of a source of the user's own, that are not dealt to a
+    number of clients belong to the clients that they come from.
+    """
+    if is_own(table.get("algorithm")):
+        table, (name,) = with_methods(table, [table["algorithm"]])
+        table = table | {"algorithm": name}
+    data = table.get("data")
+    if not isinstance(data, dict):
         return table
-    table, (name,) = with_methods(table, [str(name)])
-    return table | {"algorithm": name}
+    if isinstance(data.get("central"), str):
+        data = data | {"central": {"kind": "file", "file": data["central"]}}
+    dealt = data.get("partition", {})
+    if _is_of_user(data.get("source")) and isinstance(dealt, dict) and not dealt.keys() & {"kind", "clients"}:
+        data = data | {"partition": {"kind": "natural"} | dealt}
+    return table | {"data": data}
+
+
+def _is_of_user(source: Any) -> bool:
+    return source == "files" or is_own(source)
 
 
 def _named(name: str, known: Iterable[str], key: str, home: str) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays, Prepare, Rows, take
+from mixfed.data.encoding import Encoding
 from mixfed.errors import InputError
 
 
@@ -35,7 +37,9 @@ class Source:
 
     ``natural_clients`` has, per part ("train", "test"), one client key for every example. ``names`` gives words
     for the numbers in a field (its classes), or for the columns of "x". ``centre`` is what by nature is not on
-    clients, for sources of two kinds of examples.
+    clients, for sources of two kinds of examples. ``vocabulary`` is how many different numbers a text has, and
+    ``encoding`` how the columns of files became numbers. ``scaled`` are fields to be brought to mean 0 and deviation 1
+    by training examples alone, each with the numbers of an example that are (:func:`mixfed.data.scaling.fit_scaling`).
     """
 
     train: Arrays
@@ -47,6 +51,9 @@ class Source:
     licence: str
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     centre: Examples | None = None
+    vocabulary: int | None = None
+    encoding: Encoding | None = None
+    scaled: dict[str, NDArray[np.bool_] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parts = {"training": self.train, "test": self.test} | ({"central": self.centre.arrays} if self.centre else {})

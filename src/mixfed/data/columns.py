@@ -1,0 +1,197 @@
+"""Columns of a file as arrays: .npz, CSV, Parquet, Arrow, and Hugging Face datasets on disk.
+
+The libraries behind all but .npz are extras, imported only when used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mixfed.data._files import load_npz, reading, require_fields, require_room
+from mixfed.errors import InputError
+
+Columns = dict[str, NDArray[Any]]
+Size = tuple[int, int] | None
+GAPS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
+"""What stands for a missing value in a CSV file."""
+
+
+def extra(module: str, extra: str) -> Any:
+    """A module of a package that is an extra, or a sentence that says which."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise InputError(f"this needs the package '{package}'; pip install \"mixfed[{extra}]\"") from error
+
+
+def parquet(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
+    """Columns of a Parquet file, or of a folder of them; lists of equal length become a dimension."""
+    reader = extra("pyarrow.parquet", "parquet")
+    with reading(file):
+        require_fields(file, names or (), reader.ParquetDataset(file).schema.names)
+        return _of_table(reader.read_table(file, columns=names), drop_gaps)
+
+
+def csv(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
+    """Columns of a CSV file with a header, plain or gzipped; the types are found out from the values."""
+    reader = extra("pyarrow.csv", "files")
+    with reading(file):
+        require_room(file, Path(file).stat().st_size)
+        require_fields(file, names or (), column_names(Path(file)))
+        options = reader.ConvertOptions(strings_can_be_null=True, null_values=GAPS, include_columns=names)
+        table = reader.read_csv(str(file), convert_options=options, parse_options=_parsing(Path(file)))
+        return _of_table(table, drop_gaps)
+
+
+def arrow(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
+    """Columns of an Arrow file, of the kind with an index (Feather) or of a stream."""
+    with reading(file), extra("pyarrow", "files").memory_map(str(file)) as source:
+        table = _opened(source).read_all()
+        require_fields(file, names or (), table.column_names)
+        return _of_table(table.select(names) if names else table, drop_gaps)
+
+
+def npz(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
+    """Arrays of a .npz file; with ``drop_gaps`` without the rows that have a NaN."""
+    found = load_npz(file, names)
+    if not drop_gaps:
+        return found
+    whole = np.ones(len(next(iter(found.values()))), np.bool_)
+    for array in found.values():
+        if array.dtype.kind == "f":
+            whole &= ~np.isnan(array.reshape(len(array), -1)).any(axis=1)
+    return {name: array[whole] for name, array in found.items()}
+
+
+READERS = {".npz": npz, ".csv": csv, ".tsv": csv, ".parquet": parquet, ".arrow": arrow, ".feather": arrow}
+"""By the end of a file's name (.csv.gz is CSV)."""
+
+
+def kind_of(file: Path) -> str:
+    """The end of a file's name that says how to read it; "" for a folder of a Hugging Face dataset, or unknown ones."""
+    return next((suffix for suffix in reversed(file.suffixes) if suffix in READERS), "")
+
+
+def read_columns(file: Path, names: Sequence[str] | None = None, drop_gaps: bool = False) -> Columns:
+    """The given (or all) columns of a file, by the end of its name, or of a Hugging Face dataset in a folder."""
+    if is_dataset(file):
+        return from_disk(file, None, None, names, drop_gaps)
+    column_names(file)  # which refuses a file that is not there, or of no known kind
+    return READERS[kind_of(file)](file, names, drop_gaps)
+
+
+def column_names(file: Path) -> list[str]:
+    """The names of a file's columns, of which no more than that is read."""
+    with reading(file):
+        if is_dataset(file):
+            dataset = extra("datasets", "huggingface").load_from_disk(str(file))
+            return list(getattr(dataset, "column_names", []))
+        match kind_of(file):
+            case ".npz":
+                with ZipFile(file) as archive:
+                    return [name.removesuffix(".npy") for name in archive.namelist()]
+            case ".csv" | ".tsv":
+                return list(
+                    extra("pyarrow.csv", "files").open_csv(str(file), parse_options=_parsing(file)).schema.names
+                )
+            case ".parquet":
+                return list(extra("pyarrow.parquet", "parquet").read_schema(file).names)
+            case ".arrow" | ".feather":
+                with extra("pyarrow", "files").memory_map(str(file)) as source:
+                    return list(_opened(source).schema.names)
+    raise InputError(f"'{file}' is of no known kind; there are {', '.join(READERS)} and Hugging Face folders")
+
+
+def _parsing(file: Path) -> Any:
+    return extra("pyarrow.csv", "files").ParseOptions(delimiter="\t" if kind_of(file) == ".tsv" else ",")
+
+
+def _opened(source: Any) -> Any:
+    package = extra("pyarrow", "files")
+    try:
+        return package.ipc.open_file(source)
+    except package.ArrowInvalid:
+        source.seek(0)
+        return package.ipc.open_stream(source)
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder is a dataset as Hugging Face's ``save_to_disk`` writes it."""
+    return any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def _of_table(table: Any, drop_gaps: bool) -> Columns:
+    table = table.drop_null() if drop_gaps else table
+    return {name: _dense(table[name].combine_chunks(), name) for name in table.column_names}
+
+
+def from_disk(
+    folder: str | Path, split: str | None, size: Size, names: Sequence[str] | None, drop_gaps: bool = False
+) -> Columns:
+    """Columns of a Hugging Face dataset that ``save_to_disk`` wrote."""
+    datasets = extra("datasets", "huggingface")
+    with reading(folder):
+        dataset = datasets.load_from_disk(str(folder))
+        if isinstance(dataset, datasets.DatasetDict):
+            if split not in dataset:
+                raise InputError(
+                    f"'{folder}' has the splits {', '.join(dataset)}; choose one with split=, or name its folder"
+                )
+            dataset = dataset[split]
+        elif split is not None:
+            raise InputError(f"'{folder}' has no splits; leave split out")
+        return huggingface(folder, size, dataset, names, drop_gaps)
+
+
+def huggingface(
+    place: str | Path, size: Size, dataset: Any, names: Sequence[str] | None, drop_gaps: bool = False
+) -> Columns:
+    """Columns of a Hugging Face dataset: images through their decoder, the rest straight from Arrow."""
+    image = extra("datasets", "huggingface").Image
+    require_fields(place, names or (), dataset.column_names)
+    chosen = dataset.select_columns(list(names or dataset.column_names))
+    pictures = [name for name, feature in chosen.features.items() if isinstance(feature, image)]
+    columns = _of_table(chosen.remove_columns(pictures).with_format("arrow")[:], drop_gaps and not pictures)
+    return columns | {name: _pictures(chosen.select_columns(name), name, size) for name in pictures}
+
+
+def _pictures(dataset: Any, name: str, size: Size) -> NDArray[np.uint8]:
+    """Decoded images as one array (examples, channels, height, width)."""
+    decoded = (example[name] for example in dataset.with_format(None))
+    if size is not None:
+        decoded = (image.resize(size[::-1], extra("PIL.Image", "huggingface").Resampling.BOX) for image in decoded)
+    images = [np.asarray(image) for image in decoded]
+    if len({image.shape for image in images}) != 1:
+        raise InputError(f"the images in '{name}' differ in size or channels; make them equal first")
+    stacked = np.stack(images)
+    return stacked[:, None] if stacked.ndim == 3 else np.ascontiguousarray(np.moveaxis(stacked, -1, 1))
+
+
+def _dense(column: Any, name: str) -> NDArray[Any]:
+    """An Arrow column as an array; lists become a further dimension, and gaps are refused."""
+    arrow = extra("pyarrow", "parquet")
+    if isinstance(column, arrow.ChunkedArray):
+        column = arrow.concat_arrays(column.chunks) if column.num_chunks else arrow.array([], column.type)
+    if isinstance(column, arrow.ExtensionArray):
+        column = column.storage
+    if isinstance(column, arrow.DictionaryArray):
+        column = column.dictionary_decode()
+    if column.null_count:
+        raise InputError(f"column '{name}' has {column.null_count} missing values; fill or drop them first")
+    kind = column.type
+    if not (arrow.types.is_list(kind) or arrow.types.is_large_list(kind) or arrow.types.is_fixed_size_list(kind)):
+        values: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return values
+    lengths = extra("pyarrow.compute", "parquet").list_value_length(column).unique()
+    if len(lengths) > 1:
+        raise InputError(f"the lists in column '{name}' differ in length; pad them first")
+    inner = _dense(column.flatten(), name)
+    return inner.reshape(len(column), lengths[0].as_py() if len(lengths) else 0, *inner.shape[1:])
