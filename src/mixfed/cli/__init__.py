@@ -54,6 +54,30 @@ def list_command() -> None:
     listing.show()
 
 
+@app.command("new")
+def new_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The recipe to write, NAME.toml.")],
+    clients: Annotated[
+        str, typer.Option(help="The clients' examples: a file, a folder, or a pattern in quotes.", metavar="FILE")
+    ],
+    central: Annotated[str | None, typer.Option(help="The centre's examples.", metavar="FILE")] = None,
+    test: Annotated[
+        str | None, typer.Option(help="The test examples; a share of the others by default.", metavar="FILE")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The column that says whose an example is.", metavar="COLUMN")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels.", metavar="COLUMN")] = None,
+) -> None:
+    """Look at files of your own and write a commented recipe for them, which runs as written."""
+    from mixfed.cli.common import reported
+
+    with reported():
+        from mixfed.cli import new
+
+        new.execute(name, clients, central, test, client, label)
+
+
 @app.command("run")
 @asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "backend", "max_minutes", "max_bytes", "tuned")
 def run_command(

@@ -32,60 +32,78 @@ def extra(module: str, extra: str) -> Any:
         raise InputError(f"this needs the package '{package}'; pip install \"mixfed[{extra}]\"") from error
 
 
-def parquet(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
+def parquet(file: str | Path, names: Sequence[str] | None) -> Columns:
     """Columns of a Parquet file, or of a folder of them; lists of equal length become a dimension."""
-    reader = extra("pyarrow.parquet", "parquet")
     with reading(file):
-        require_fields(file, names or (), reader.ParquetDataset(file).schema.names)
-        return _of_table(reader.read_table(file, columns=names), drop_gaps)
+        return _of_table(_parquet(Path(file), names), drop_gaps=False)
 
 
-def csv(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
-    """Columns of a CSV file with a header, plain or gzipped; the types are found out from the values."""
-    reader = extra("pyarrow.csv", "files")
-    with reading(file):
-        require_room(file, Path(file).stat().st_size)
-        require_fields(file, names or (), column_names(Path(file)))
-        options = reader.ConvertOptions(strings_can_be_null=True, null_values=GAPS, include_columns=names)
-        table = reader.read_csv(str(file), convert_options=options, parse_options=_parsing(Path(file)))
-        return _of_table(table, drop_gaps)
+def _parquet(file: Path, names: Sequence[str] | None) -> Any:
+    package = extra("pyarrow.parquet", "parquet")
+    require_fields(file, names or (), package.ParquetDataset(file).schema.names)
+    return package.read_table(file, columns=names)
 
 
-def arrow(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
-    """Columns of an Arrow file, of the kind with an index (Feather) or of a stream."""
-    with reading(file), extra("pyarrow", "files").memory_map(str(file)) as source:
+def _csv(file: Path, names: Sequence[str] | None) -> Any:
+    """A file with a header, plain or gzipped; the types are found out from the values."""
+    package = extra("pyarrow.csv", "files")
+    require_room(file, file.stat().st_size)
+    require_fields(file, names or (), column_names(file))
+    options = package.ConvertOptions(strings_can_be_null=True, null_values=GAPS, include_columns=names)
+    return package.read_csv(str(file), convert_options=options, parse_options=_parsing(file))
+
+
+def _arrow(file: Path, names: Sequence[str] | None) -> Any:
+    """A file of the kind with an index (Feather), or a stream."""
+    with extra("pyarrow", "files").memory_map(str(file)) as source:
         table = _opened(source).read_all()
-        require_fields(file, names or (), table.column_names)
-        return _of_table(table.select(names) if names else table, drop_gaps)
+    require_fields(file, names or (), table.column_names)
+    return table.select(names) if names else table
 
 
-def npz(file: str | Path, names: Sequence[str] | None, drop_gaps: bool = False) -> Columns:
-    """Arrays of a .npz file; with ``drop_gaps`` without the rows that have a NaN."""
-    found = load_npz(file, names)
-    if not drop_gaps:
-        return found
-    whole = np.ones(len(next(iter(found.values()))), np.bool_)
-    for array in found.values():
-        if array.dtype.kind == "f":
-            whole &= ~np.isnan(array.reshape(len(array), -1)).any(axis=1)
-    return {name: array[whole] for name, array in found.items()}
-
-
-READERS = {".npz": npz, ".csv": csv, ".tsv": csv, ".parquet": parquet, ".arrow": arrow, ".feather": arrow}
-"""By the end of a file's name (.csv.gz is CSV)."""
+TABLES = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow}
+KINDS = (".npz", *TABLES)
+"""The ends of names of files that can be read (.csv.gz is CSV)."""
 
 
 def kind_of(file: Path) -> str:
     """The end of a file's name that says how to read it; "" for a folder of a Hugging Face dataset, or unknown ones."""
-    return next((suffix for suffix in reversed(file.suffixes) if suffix in READERS), "")
+    return next((suffix for suffix in reversed(file.suffixes) if suffix in KINDS), "")
 
 
 def read_columns(file: Path, names: Sequence[str] | None = None, drop_gaps: bool = False) -> Columns:
-    """The given (or all) columns of a file, by the end of its name, or of a Hugging Face dataset in a folder."""
+    """The given (or all) columns of a file, by the end of its name, or of a Hugging Face dataset in a folder.
+
+    A column with missing values is refused, unless rows that have some are dropped.
+    """
     if is_dataset(file):
         return from_disk(file, None, None, names, drop_gaps)
     column_names(file)  # which refuses a file that is not there, or of no known kind
-    return READERS[kind_of(file)](file, names, drop_gaps)
+    if kind_of(file) == ".npz":
+        return _without_gaps(load_npz(file, names)) if drop_gaps else load_npz(file, names)
+    with reading(file):
+        return _of_table(TABLES[kind_of(file)](file, names), drop_gaps)
+
+
+def whole_columns(file: Path) -> dict[str, tuple[NDArray[Any], int]]:
+    """Every column without its missing values, and how many these are."""
+    if is_dataset(file) or kind_of(file) == ".npz":
+        return {name: (column, 0) for name, column in read_columns(file).items()}
+    column_names(file)
+    with reading(file):
+        table = TABLES[kind_of(file)](file, None)
+        return {
+            name: (_dense(table[name].drop_null().combine_chunks(), name), table[name].null_count)
+            for name in table.column_names
+        }
+
+
+def _without_gaps(arrays: Columns) -> Columns:
+    whole = np.ones(len(next(iter(arrays.values()))), np.bool_)
+    for array in arrays.values():
+        if array.dtype.kind == "f":
+            whole &= ~np.isnan(array.reshape(len(array), -1)).any(axis=1)
+    return {name: array[whole] for name, array in arrays.items()}
 
 
 def column_names(file: Path) -> list[str]:
@@ -107,7 +125,7 @@ def column_names(file: Path) -> list[str]:
             case ".arrow" | ".feather":
                 with extra("pyarrow", "files").memory_map(str(file)) as source:
                     return list(_opened(source).schema.names)
-    raise InputError(f"'{file}' is of no known kind; there are {', '.join(READERS)} and Hugging Face folders")
+    raise InputError(f"'{file}' is of no known kind; there are {', '.join(KINDS)} and Hugging Face folders")
 
 
 def _parsing(file: Path) -> Any:

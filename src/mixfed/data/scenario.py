@@ -106,9 +106,11 @@ def apart(
 ) -> tuple[list[Examples], list[Examples]]:
     """(rest, set apart), side by side: a share of the examples, or of the people with all that is theirs.
 
-    The draw is the same for every seed of a run, so that all runs are measured on the same examples.
+    The draw is the same for every seed of a run, so that all runs are measured on the same examples. The first side is
+    the clients'. Where nothing is known of whose the others are, a share of their examples is set apart.
     """
-    rest, kept = zip(*(_apart(side, share, purpose, whole_people) for side in sides), strict=True)
+    whole = [whole_people and (side is sides[0] or side.people is not None) for side in sides]
+    rest, kept = zip(*(_apart(s, share, purpose, people) for s, people in zip(sides, whole, strict=True)), strict=True)
     return list(rest), list(kept)
 
 

@@ -59,9 +59,9 @@ def load_function(name: str, home: str, key: str) -> Callable[..., Any]:
 
 
 def files_of_code(name: str, home: str, key: str) -> list[Path]:
-    """The file that a name leads to, and what is loaded of the modules beside it; none of torchvision and timm."""
+    """The file that a name leads to, and what is loaded of the modules beside it; nothing of packages known here."""
     place = name.rpartition(":")[0]
-    if key == "model.name" and place in ("torchvision", "timm"):
+    if place.split(".")[0] in ("mixfed", "torchvision", "timm"):
         return []
     file = getattr(module_of(place, home, key), "__file__", None)
     if file is None:

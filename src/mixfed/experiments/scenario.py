@@ -55,7 +55,8 @@ def build_scenario(recipe: Recipe) -> Scenario:
         test[0], of_test = _from_test(test[0], data.central.examples)
     evaluation = {"test": test}
     if data.validation:
-        natural = data.partition.kind == "natural"
+        by_examples = data.source == "files" and not data.held_out  # as the test is
+        natural = data.partition.kind == "natural" and not by_examples
         train, evaluation["validation"] = apart(train, data.validation, "validation", whole_people=natural)
     scaling = fit_scaling(source.scaled, [side.arrays for side in train]) if source.scaled else None
     if scaling is not None:

@@ -22,6 +22,8 @@ DESCRIPTION = "files of your own: .npz, CSV, Parquet, Arrow or a Hugging Face fo
 OBTAIN = "you"
 REST = "*"
 """In place of columns: all that are not otherwise used."""
+OF_PANDAS = "__index_level_"
+"""How pandas calls row numbers that it writes into a file."""
 Missing = Literal["refuse", "drop"]
 Normalise = Literal["auto", "none", "standard"]
 
@@ -105,7 +107,7 @@ def files_at(place: Path, path: str) -> list[Path]:
 def columns_of(file: Path, fields: Mapping[str, Any] | None, client: str, text: bool) -> dict[str, list[str]]:
     """The columns of each field: as given, or the file's own x and y; the features are all other columns."""
     given = dict(fields or {})
-    present = [name for name in column_names(file) if name != client and not name.startswith("__index_level_")]
+    present = [name for name in column_names(file) if name != client and not name.startswith(OF_PANDAS)]
     for name, columns in given.items():
         listed = columns if isinstance(columns, list) else [columns]
         if not all(isinstance(column, str) for column in listed):

@@ -1,0 +1,18 @@
+"""``mixfed new``."""
+
+from __future__ import annotations
+
+from mixfed.cli.console import stdout
+from mixfed.cli.ownership import holdings_table
+from mixfed.experiments.new import new_recipe
+
+
+def execute(
+    name: str, clients: str, central: str | None, test: str | None, client: str | None, label: str | None
+) -> None:
+    """Writes a recipe for files, and says who holds what and how to go on."""
+    file, recipe, scenario = new_recipe(name, clients, central, test, client, label)
+    stdout.print(holdings_table(recipe.name, scenario))
+    methods = "fedavg,gradient_2way,parallel" if scenario.central is not None else "fedavg,fedprox,fedadam"
+    stdout.print(f"Recipe: {file}", soft_wrap=True)
+    stdout.print(f"Train:   mixfed run {file}\nCompare: mixfed compare {file} --algorithms {methods}", soft_wrap=True)
