@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mixfed.cli import app
@@ -35,6 +36,7 @@ def answer(mistake: Mistake) -> tuple[str, str]:
 def _one(text: str) -> str:
     assert text, "nothing is said"
     assert "\n" not in text
+    text = text.replace(f"{Path.cwd()}/", "")
     for changing in (r"(?<=\(all: )[^)]*(?=\))", r"(?<=cannot be used here: )[^;]*"):  # with versions and machines
         text = re.sub(changing, "…", text)
     return text if text.endswith((".", "?")) else f"{text[0].upper()}{text[1:]}."

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from . import commands, python
+from . import commands, files, python
 from .table import Mistake, answer, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 TABLE = ("<!-- python -m tests.mistakes writes the table -->", "<!-- the end of the table -->")
-MISTAKES = [*python.MISTAKES, *commands.MISTAKES]
+MISTAKES = [*python.MISTAKES, *files.MISTAKES, *commands.MISTAKES]
 
 
 def rows() -> str:
-    return page([(mistake, answer(mistake)) for mistake in MISTAKES])
+    with TemporaryDirectory() as folder, chdir(folder):
+        return page([(mistake, answer(mistake)) for mistake in MISTAKES])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)

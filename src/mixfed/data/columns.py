@@ -82,7 +82,13 @@ def read_columns(file: Path, names: Sequence[str] | None = None, drop_gaps: bool
     if kind_of(file) == ".npz":
         return _without_gaps(load_npz(file, names)) if drop_gaps else load_npz(file, names)
     with reading(file):
-        return _of_table(TABLES[kind_of(file)](file, names), drop_gaps)
+        table = TABLES[kind_of(file)](file, names)
+        gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
+        if gaps and not drop_gaps:
+            name, count = next(iter(gaps.items()))
+            told = f"The column '{name}' of '{file}' has {count:,} missing values"
+            raise InputError(f"{told}; fill them, or leave these examples out with missing = 'drop'")
+        return _of_table(table, drop_gaps)
 
 
 def whole_columns(file: Path) -> dict[str, tuple[NDArray[Any], int]]:

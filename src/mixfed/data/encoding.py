@@ -131,7 +131,7 @@ def learn(
     if text:
         (column,) = fields["x"][:1]
         if len(fields["x"]) != 1 or not _is_text(tables[0][column]):
-            raise InputError(f"text is read from one column of texts, and the features are {', '.join(fields['x'])}")
+            raise InputError(f"Text is read from one column of texts, and the features are {', '.join(fields['x'])}")
         if length < 1:
             raise InputError(f"a text has a length of at least 1, not {length}")
         if text == CHARACTERS:

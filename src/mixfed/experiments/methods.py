@@ -57,7 +57,7 @@ def _own_algorithm(name: str, home: str) -> Entry:
 
         found = make(setup if first == "setup" else setup.client, **options)
         if not isinstance(found, Algorithm):
-            raise InputError(f"The algorithm '{name}' returned a {type(found).__name__}, not an Algorithm.")
+            raise InputError(f"The algorithm '{name}' returned {found!r:.60}, not an Algorithm.")
         return found
 
     made.__wrapped__ = make  # type: ignore[attr-defined]  # so that its options can be listed
