@@ -98,7 +98,8 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     shape = clients.arrays["x"].shape[1:]
     wanted = parameters(_maker(recipe))
     outputs = _outputs(section.criterion, source, clients.arrays.get("y"))
-    known = {"inputs": int(np.prod(shape)), "outputs": outputs, "vocabulary": source.classes}
+    known = {"inputs": int(np.prod(shape)), "outputs": outputs}
+    known |= {"vocabulary": source.vocabulary or source.classes, "characters": source.vocabulary}
     known["items"] = source.classes
     known["size"] = shape[-1] if shape else None
     if len(shape) == 3:
