@@ -88,5 +88,6 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     files = ["--clients", tmp_path / "all.csv"]
     assert "exists" in refused(capsys, "new", tmp_path / "sub/mine", *files)
     assert "did you mean 'animal'" in refused(capsys, "new", tmp_path / "b", *files, "--label", "animals")
+    assert "did you mean 'size'" in refused(capsys, "new", tmp_path / "b", *files, "--features", "siz,colour")
     assert "no file" in refused(capsys, "new", tmp_path / "b", "--clients", tmp_path / "none.csv")
     assert not (tmp_path / "b.toml").exists()

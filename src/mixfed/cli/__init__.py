@@ -68,6 +68,9 @@ def new_command(
         str | None, typer.Option(help="The column that says whose an example is.", metavar="COLUMN")
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column of labels.", metavar="COLUMN")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="The columns to learn from, with commas between.", metavar="A,B,C")
+    ] = None,
 ) -> None:
     """Look at files of your own and write a commented recipe for them, which runs as written."""
     from mixfed.cli.common import reported
@@ -75,7 +78,7 @@ def new_command(
     with reported():
         from mixfed.cli import new
 
-        new.execute(name, clients, central, test, client, label)
+        new.execute(name, clients, central, test, client, label, features)
 
 
 @app.command("run")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from mixfed.cli.common import words
 from mixfed.cli.console import stdout
 from mixfed.cli.ownership import holdings_table
 from mixfed.experiments.new import new_recipe
 
 
 def execute(
-    name: str, clients: str, central: str | None, test: str | None, client: str | None, label: str | None
+    name: str,
+    clients: str,
+    central: str | None,
+    test: str | None,
+    client: str | None,
+    label: str | None,
+    features: str | None,
 ) -> None:
     """Writes a recipe for files, and says who holds what and how to go on."""
-    file, recipe, scenario = new_recipe(name, clients, central, test, client, label)
+    chosen = words(features, "--features") if features else ()
+    file, recipe, scenario = new_recipe(name, clients, central, test, client, label, chosen)
     stdout.print(holdings_table(recipe.name, scenario))
     methods = "fedavg,gradient_2way,parallel" if scenario.central is not None else "fedavg,fedprox,fedadam"
     stdout.print(f"Recipe: {file}", soft_wrap=True)

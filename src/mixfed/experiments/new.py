@@ -66,17 +66,19 @@ def new_recipe(
     test: str | None = None,
     client: str | None = None,
     label: str | None = None,
+    features: Sequence[str] = (),
 ) -> tuple[Path, Recipe, Scenario]:
     """Writes a recipe for the files: where it is, what it comes to, and who holds what.
 
-    ``client`` and ``label`` are the columns with the clients' keys and with the labels, where their names do not tell.
+    ``client``, ``label`` and ``features`` are the columns with the clients' keys, with the labels and to learn from,
+    where their names and values do not tell.
     """
     file = Path(name if name.endswith(".toml") else f"{name}.toml")
     if file.exists():
         raise InputError(f"{file} exists; choose another name, or remove it.")
     if not file.resolve().parent.is_dir():
         raise InputError(f"There is no folder {file.resolve().parent} for the recipe; make it first.")
-    text = recipe_text(file.resolve().parent, clients, central, test, client, label)
+    text = recipe_text(file.resolve().parent, clients, central, test, client, label, features)
     recipe = toml.resolve({"name": file.stem, "home": str(file.resolve().parent)} | parse(text, "The new recipe"))
     scenario = build_scenario(recipe)
     write_atomically(file, text.encode())
@@ -84,7 +86,13 @@ def new_recipe(
 
 
 def recipe_text(
-    folder: Path, clients: str, central: str | None, test: str | None, client: str | None, label: str | None
+    folder: Path,
+    clients: str,
+    central: str | None,
+    test: str | None,
+    client: str | None,
+    label: str | None,
+    features: Sequence[str],
 ) -> str:
     """The text of a recipe in the folder for the files, which are looked for from here."""
     files = files_at(Path(), clients)
@@ -93,6 +101,8 @@ def recipe_text(
     rest = {n: column for n, column in columns.items() if n != keys}
     y = _chosen(rest, label, LABELS, "--label") or list(rest)[-1]
     x, left_out = _features(rest, y)
+    if features:
+        x, left_out = [_named(rest, name, "--features") for name in features], []
     told = {"clients": clients, "central": central, "test": test}
     paths = {part: os.path.relpath(path, folder) for part, path in told.items() if path}
     task = _Task(columns, keys, x, y, paths, left_out, len(files))
@@ -237,12 +247,16 @@ def _column(name: str, values: NDArray[Any], missing: int) -> Column:
 def _chosen(columns: Mapping[str, Column], given: str | None, usual: Sequence[str], option: str) -> str | None:
     """The column that the user names, or else one with a usual name."""
     if given is not None:
-        if given not in columns:
-            near = nearest(given, list(columns))
-            raise InputError(f"{option} names a column, and there is no '{given}'; did you mean '{near}'?")
-        return given
+        return _named(columns, given, option)
     lower = {name.lower().replace(" ", "_"): name for name in columns}
     return next((lower[name] for name in usual if name in lower), None)
+
+
+def _named(columns: Mapping[str, Column], name: str, option: str) -> str:
+    if name not in columns:
+        near = nearest(name, list(columns))
+        raise InputError(f"{option} names a column, and there is no '{name}'; did you mean '{near}'?")
+    return name
 
 
 def _features(columns: Mapping[str, Column], y: str) -> tuple[list[str], list[str]]:
