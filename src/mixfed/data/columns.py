@@ -114,6 +114,14 @@ def _without_gaps(arrays: Columns) -> Columns:
 
 def column_names(file: Path) -> list[str]:
     """The names of a file's columns, of which no more than that is read."""
+    found = _column_names(file)
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise InputError(f"'{file}' has two columns '{twice[0]}'; give each a name of its own")
+    return found
+
+
+def _column_names(file: Path) -> list[str]:
     with reading(file):
         if is_dataset(file):
             dataset = extra("datasets", "huggingface").load_from_disk(str(file))

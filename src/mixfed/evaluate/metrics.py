@@ -191,8 +191,8 @@ def _of_examples(metric: Metric) -> Metric:
         if not isinstance(values, Tensor) or values.shape != (count,):
             told = list(values.shape) if isinstance(values, Tensor) else f"a {type(values).__name__}"
             raise InputError(
-                f"The metric '{name_of(metric)}' gives one number for each of {count} examples, as a tensor of that"
-                f" length, not {told}."
+                f"The metric '{name_of(metric)}' gives one number for each example, a tensor of the shape [{count}] for"
+                f" {count} of them, not {told}."
             )
         return values
 

@@ -30,7 +30,7 @@ from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError
-from mixfed.evaluate.metrics import Metric, evaluator, metric_sums, name_of
+from mixfed.evaluate.metrics import Metric, evaluator, measure, metric_sums, name_of
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
 from mixfed.experiments import own
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary
@@ -241,6 +241,9 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
     """The metrics on every set that the recipe names."""
     _refuse_in_one_place(recipe, algorithm)
     on, metrics, sets = recipe.evaluate.on, build_metrics(recipe), recipe.evaluate.sets
+    functions = [metric for metric in metrics if not isinstance(metric, str)]
+    if functions:  # one that cannot work fails here, and not after the first rounds
+        measure(algorithm.model, algorithm.model.initial(), scenario.test.select([0]), functions)
     if {"parity_gap", "odds_gap"} & set(recipe.evaluate.metrics) and "protected" not in scenario.test.arrays:
         raise InputError("Fairness gaps are between groups of protected attributes; name them in data.protected.")
     parts = {"" if n == "all" else n: _part(on, scenario, n) for n in sets if n in ("all", "clients", "centre")}

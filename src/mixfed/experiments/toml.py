@@ -75,6 +75,8 @@ def _named(name: str, known: Iterable[str], key: str, home: str) -> None:
 
 def _finder(table: Table) -> _schema.Own:
     home = _schema.check(table.get("home", ""), str, "home")
+    if "\0" in home:
+        raise InputError("'home' is the name of a folder, and no folder has a zero byte in its name.")
     return lambda name, key: own.find(name, home, key)
 
 

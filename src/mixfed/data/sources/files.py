@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +98,8 @@ def files_at(place: Path, path: str) -> list[Path]:
     whole = place / path
     if whole.is_file() or is_dataset(whole):
         return [whole]
-    inside = sorted(whole.iterdir() if whole.is_dir() else place.glob(path) if "*" in path else [])
+    matching = [] if "\0" in path else [Path(name) for name in glob(str(whole))]
+    inside = sorted(whole.iterdir() if whole.is_dir() else matching)
     found = [file for file in inside if is_dataset(file) or (file.is_file() and kind_of(file))]
     if not found:
         raise InputError(f"there is no file '{whole}'; paths are looked for in the recipe's folder, or in --data")
