@@ -59,16 +59,14 @@ def load_function(name: str, home: str, key: str) -> Callable[..., Any]:
 
 
 def files_of_code(name: str, home: str, key: str) -> list[Path]:
-    """The file that a name leads to, and what is loaded of the modules beside it; nothing of packages known here."""
+    """The file that a name leads to, and the modules beside it that it loads; nothing of packages known here."""
     place = name.rpartition(":")[0]
     if place.split(".")[0] in ("mixfed", "torchvision", "timm"):
         return []
+    if place.endswith(".py"):
+        return list(_in_file(place, home, key)[1])
     file = getattr(module_of(place, home, key), "__file__", None)
-    if file is None:
-        return []
-    folder = Path(file).resolve().parent
-    loaded = {Path(f).resolve() for f in (getattr(m, "__file__", None) for m in [*sys.modules.values()]) if f}
-    return sorted({Path(file).resolve(), *(f for f in loaded if f.parent == folder)})
+    return _beside(Path(file).resolve()) if file else []
 
 
 def file_of(path: str, home: str, key: str) -> Path:
@@ -82,14 +80,20 @@ def file_of(path: str, home: str, key: str) -> Path:
 
 def module_of(place: str, home: str, key: str) -> ModuleType:
     """The module at a place: a file ending in .py, or a module by its dotted name."""
+    if place.endswith(".py"):
+        return _in_file(place, home, key)[0]
+    if home:
+        _look_in(Path(home).resolve())
+    return _imported(place, key)
+
+
+def _in_file(place: str, home: str, key: str) -> tuple[ModuleType, tuple[Path, ...]]:
     folder = Path(home or ".").resolve()
-    _look_in(folder)
-    if not place.endswith(".py"):
-        return _imported(place, key)
     file = folder / place
     if not file.is_file():
         raise InputError(f"'{key}': there is no file {file}; paths are looked for from the recipe's folder.")
-    return _executed(file, file.stat().st_mtime_ns, key)
+    _look_in(folder, file.resolve().parent)
+    return _executed(file.resolve(), file.stat().st_mtime_ns, key)
 
 
 def _imported(name: str, key: str) -> ModuleType:
@@ -106,9 +110,8 @@ def _imported(name: str, key: str) -> ModuleType:
 
 
 @cache
-def _executed(file: Path, changed: int, key: str) -> ModuleType:
-    """The module in a file, loaded once for as long as the file is as it was ``changed``."""
-    _look_in(file.parent)
+def _executed(file: Path, changed: int, key: str) -> tuple[ModuleType, tuple[Path, ...]]:
+    """The module in a file, loaded once while the file is as it was when it was ``changed``, and the files it is of."""
     name = f"mixfed_own_{file.stem}_{abs(hash(file)):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -120,13 +123,32 @@ def _executed(file: Path, changed: int, key: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # whatever the user's own code raises
         del sys.modules[name]
         raise _broken(str(file), key, error) from error
-    return module
+    return module, tuple(_beside(file))
 
 
-def _look_in(folder: Path) -> None:
-    """Modules beside a recipe, or beside a file of its own, can be imported; installed ones come first."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+def _beside(file: Path) -> list[Path]:
+    """The file and those of loaded modules that are in its folder."""
+    loaded = {Path(f).resolve() for f in (getattr(m, "__file__", None) for m in [*sys.modules.values()]) if f}
+    return sorted({file, *(other for other in loaded if other.parent == file.parent)})
+
+
+_folders: list[str] = []
+"""Where modules of the recipe at hand are looked for first."""
+
+
+def _look_in(*folders: Path) -> None:
+    """Modules in these folders can be imported, before others as those beside a script can.
+
+    Another recipe may have modules of the same names in its own folders, so those of other folders are forgotten.
+    """
+    wanted = [str(folder) for folder in dict.fromkeys(folders)]
+    for former in set(_folders) - set(wanted):
+        sys.path.remove(former)
+        for name, module in [*sys.modules.items()]:
+            if str(Path(getattr(module, "__file__", None) or "/").parent) == former:
+                del sys.modules[name]
+    sys.path[:0] = [folder for folder in wanted if folder not in _folders]
+    _folders[:] = wanted
 
 
 def _broken(place: str, key: str, error: BaseException) -> InputError:
