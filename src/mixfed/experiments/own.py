@@ -143,7 +143,8 @@ def _look_in(*folders: Path) -> None:
     """
     wanted = [str(folder) for folder in dict.fromkeys(folders)]
     for former in set(_folders) - set(wanted):
-        sys.path.remove(former)
+        if former in sys.path:
+            sys.path.remove(former)
         for name, module in [*sys.modules.items()]:
             if str(Path(getattr(module, "__file__", None) or "/").parent) == former:
                 del sys.modules[name]
