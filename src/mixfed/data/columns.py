@@ -34,6 +34,7 @@ def extra(module: str, extra: str) -> Any:
 
 def parquet(file: str | Path, names: Sequence[str] | None) -> Columns:
     """Columns of a Parquet file, or of a folder of them; lists of equal length become a dimension."""
+    extra("pyarrow.parquet", "parquet")
     with reading(file):
         return _of_table(_parquet(Path(file), names), drop_gaps=False)
 
