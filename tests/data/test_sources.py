@@ -130,7 +130,7 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", sorted(SOURCES.keys() - {"files"}))  # of which tests/own tells
 def test_every_source_is_well_formed(tmp_path: Path, name: str) -> None:
     if name != "digits":
         WRITERS[name](tmp_path)

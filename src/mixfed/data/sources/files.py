@@ -76,7 +76,7 @@ def load(
         classes=_classes(encoding, list(found.values())),
         natural_clients=None if train.people is None else {"train": train.people, "test": train.people[:0]},
         description=DESCRIPTION,
-        licence="",
+        licence="your own",
         names={"y": encoding.classes} if encoding.classes else {},
         centre=found.get("central examples"),
         vocabulary=encoding.vocabulary,
