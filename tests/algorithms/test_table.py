@@ -328,23 +328,35 @@ def on_two_ranks(ranks: Ranks) -> dict[tuple[str, str], tuple[Params, dict[str, 
     """What this rank's runs learnt, with the private parts of its own clients, and the ledger of each."""
     found = {}
     for row, schedule in product(ROWS, SCHEDULES):
-        result = train(ROWS[row].make(), schedule=schedule, backend=Distributed(ranks, "loop", threads=1))
+        backend = Distributed(ranks, "loop", threads=1, deterministic_sum=schedule == IN_ORDER)
+        result = train(ROWS[row].make(), schedule=schedule, backend=backend)
         found[row, schedule] = learnt(result), result.ledger
     return found
 
 
+IN_ORDER = "late"
+"""The schedule under which ranks add in the order of one process."""
+
+
 def test_two_ranks_learn_the_same() -> None:
-    """All rows under all schedules in one pair of processes: parameters, private parts and the ledger."""
+    """All rows under all schedules in one pair of processes: parameters, private parts and the ledger.
+
+    Where the order of additions is fixed they are equal to the last bit.
+    """
     first, second = on_ranks(on_two_ranks)
     for row, schedule in product(ROWS, SCHEDULES):
-        alone, (ours, ledger), (theirs, _) = plain(row, "loop", schedule), first[row, schedule], second[row, schedule]
+        if in_order := schedule == IN_ORDER:
+            backend = Simulator("loop", deterministic_sum=True)
+            alone = train(ROWS[row].make(), schedule=schedule, backend=backend)
+        else:
+            alone = plain(row, "loop", schedule)
+        (ours, ledger), (theirs, _) = first[row, schedule], second[row, schedule]
         assert_equal({n: ours[n] for n in alone.params}, {n: theirs[n] for n in alone.params})
-        both, wanted = ours | theirs, learnt(alone)
+        both, wanted, bound = ours | theirs, learnt(alone), 0.0 if in_order else 1e-6
         assert both.keys() == wanted.keys(), (row, schedule)
         for name, x in wanted.items():
-            torch.testing.assert_close(
-                both[name], x, rtol=1e-6, atol=1e-6, msg=lambda m, at=(row, schedule): f"{at} {m}"
-            )
+            where = f"{row}, {schedule}, {name}"
+            torch.testing.assert_close(both[name], x, rtol=bound, atol=bound, msg=lambda m, at=where: f"{at}: {m}")
         assert ledger == alone.ledger, (row, schedule)
 
 

@@ -22,10 +22,12 @@ from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.loop import Result
 from mixfed.core.optim import sgd
 from mixfed.core.train import LocalTrainer
+from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import evaluator
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
-from tests.problems import blobs, small_mlp
+from mixfed.transforms.rows.exchange import exchange_rows
+from tests.problems import blobs, small_mlp, small_table
 from tests.ranks import on_ranks
 
 FEDERATED, CENTRAL, TEST = blobs()
@@ -131,6 +133,34 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     ):
         assert client == other
         torch.testing.assert_close(own["local"], theirs["local"], rtol=1e-6, atol=1e-6)
+
+
+def in_order(backend: Simulator, rows: bool) -> Params:
+    """Ragged clients, several chunks, two of which lie on the border between ranks."""
+    model = small_table() if rows else small_mlp()
+    algorithm = fedavg(LocalTrainer(model, sgd(0.1), Batching(3, epochs=2)))
+    return run(exchange_rows(algorithm) if rows else algorithm, FEDERATED, rounds=3, cohort=11, backend=backend).params
+
+
+def all_in_order(ranks: Ranks) -> list[Params]:
+    options = {"deterministic_sum": True, "chunk": 3}
+    found = [in_order(Distributed(ranks, "vmap", **options), rows) for rows in (False, True)]
+    return [*found, in_order(Distributed(ranks, "factored", **options), False)]
+
+
+def test_a_deterministic_sum_has_the_same_bits_on_any_number_of_ranks() -> None:
+    options = {"deterministic_sum": True, "chunk": 3}
+    alone = [in_order(Simulator("vmap", **options), rows) for rows in (False, True)]
+    alone.append(in_order(Simulator("factored", **options), False))
+    for size in (2, 3):
+        for found in on_ranks(all_in_order, size=size):
+            for ours, wanted in zip(found, alone, strict=True):
+                assert [n for n, x in wanted.items() if not torch.equal(x, ours[n])] == []
+
+
+def test_clients_that_keep_something_run_one_by_one_in_order() -> None:
+    with pytest.raises(InputError, match="choose the executor loop"):
+        personal_run(Simulator("vmap", deterministic_sum=True))
 
 
 def test_ranks_are_started_by_torchrun() -> None:

@@ -80,6 +80,11 @@ def _norm_of_large(x: Tensor) -> Tensor:
     return norm
 
 
+def keeps_parts(algorithm: Algorithm) -> bool:
+    """Whether clients keep something from round to round."""
+    return algorithm.personal is not None or bool(algorithm.own.first(algorithm.model.initial()))
+
+
 def bytes_of_own(algorithm: Algorithm, private: Private) -> int:
     """What a client's own part of the model weighs, without auxiliary models; 0 where clients have none.
 

@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from mixfed.backends.distributed.launch import local_rank, started_by_torchrun
 from mixfed.cli.options import asks_for, folder
+from mixfed.errors import InputError
 from mixfed.experiments.request import Request
 
 app = typer.Typer(
@@ -39,11 +41,21 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main_command(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Learn one model from data you hold and data you cannot see: mixed federated learning."""
+    if started_by_torchrun():
+        from mixfed.cli.common import reported
+        from mixfed.cli.console import be_quiet
+
+        be_quiet(local_rank() > 0)  # until the ranks know each other
+        with reported():
+            if context.invoked_subcommand != "run":
+                told = f"torchrun starts the ranks of 'mixfed run', and 'mixfed {context.invoked_subcommand}' has none"
+                raise InputError(f"{told}; start it without torchrun.")
 
 
 @app.command("list")
@@ -82,7 +94,10 @@ def new_command(
 
 
 @app.command("run")
-@asks_for("algorithm", "rounds", "seed", "data", "device", "executor", "backend", "max_minutes", "max_bytes", "tuned")
+@asks_for(
+    *("algorithm", "rounds", "seed", "data", "device", "executor", "backend"),
+    *("deterministic_sum", "max_minutes", "max_bytes", "tuned"),
+)
 def run_command(
     request: Request,
     out: Out = None,

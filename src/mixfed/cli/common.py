@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.progress import Progress
 
+from mixfed.backends.distributed.launch import ranks_here, started_by_torchrun
 from mixfed.cli.console import sentence, stderr
 from mixfed.core import faults
 from mixfed.errors import InputError, RunStopped
@@ -141,5 +142,7 @@ def say_how_to_go_on(done: str) -> None:
     """The command that takes up an interrupted run."""
     words = ["mixfed", *sys.argv[1:]]
     by_itself = words[1:2] in (["study"], ["tune"])  # which take finished runs as they are
+    if started_by_torchrun():
+        words = ["torchrun", "--nproc-per-node", str(ranks_here()), "-m", *words]
     command = shlex.join(words if by_itself or "--resume" in words else [*words, "--resume"])
     stderr.print(f"Stopped after {done}; go on with: {command}", soft_wrap=True)

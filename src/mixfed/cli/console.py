@@ -23,6 +23,11 @@ def sentence(text: object) -> None:
     stderr.print(words if words.endswith((".", "?", "!")) else words + ".", style="bold red", soft_wrap=True)
 
 
+def be_quiet(quiet: bool) -> None:
+    """Whether this process prints nothing, because another one of the same run does."""
+    stdout.quiet = stderr.quiet = quiet
+
+
 def show_what_can_be_shown() -> None:
     """Lets a terminal show a question mark for what it cannot write, so that no result is lost to a letter."""
     for stream in (sys.stdout, sys.stderr):

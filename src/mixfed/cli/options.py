@@ -50,6 +50,10 @@ SHARED: dict[str, Any] = {
         Literal["simulator", "loopback"] | None,
         typer.Option(help="Where clients run: simulated, or behind bytes as over a network (for debugging)."),
     ],
+    "deterministic_sum": Annotated[
+        bool | None,
+        typer.Option("--deterministic-sum", help="Fix the order of additions, whatever the number of ranks."),
+    ],
     "max_minutes": Annotated[float | None, typer.Option(help="End a run after so many minutes of training.")],
     "max_bytes": Annotated[int | None, typer.Option(help="End a run once so many bytes were sent.")],
     "tuned": Annotated[Path | None, typer.Option(help="Settings that 'mixfed tune' chose.", metavar="FILE")],

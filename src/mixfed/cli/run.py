@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mixfed.backends.distributed.launch import restarts, started_by_torchrun
+from mixfed.backends.distributed.ranks import Ranks
 from mixfed.cli.common import Interrupts, progress, report_faults, say_how_to_go_on, say_that_it_begins
 from mixfed.cli.console import stdout
+from mixfed.cli.ranks import Task, agreed, follow, tell, together
 from mixfed.core.loop import Result
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
@@ -30,18 +34,38 @@ def execute(given: Request, out: Path | None, *, resume: bool, track: str | None
     if given.on(given.base()).theory.rho:
         from mixfed.cli import theory
 
+        if started_by_torchrun():
+            raise InputError(
+                "A recipe of curves in closed form trains nothing that ranks could share; leave out torchrun."
+            )
         unused = {"algorithm": given.options.get("algorithm"), "rounds": given.options.get("rounds"), "track": track}
         for option, value in (unused | {"resume": resume}).items():
             if value:
                 raise InputError(f"A recipe of curves in closed form trains no algorithm; leave out --{option}.")
         theory.execute(given.on(given.base()), out, as_json)
         return
-    folder, recipe, resume = open_folder(given, out, resume)
-    found = folder.finished() if resume else None
-    if found is None:
-        with folder.locked():
-            experiment = build(recipe)
-            train(given, recipe, folder, resume, track, lambda say: experiment)
+    with together(given.on(given.base()).simulator.timeout) as ranks:
+        if ranks and not ranks.leads:
+            follow(ranks)
+        else:
+            _lead(given, out, resume, track, as_json, ranks)
+
+
+def _lead(
+    given: Request, out: Path | None, resume: bool, track: str | None, as_json: bool, ranks: Ranks | None
+) -> None:
+    """Opens the folder, trains (with the other ranks, if there are some) and prints what came of it."""
+    with ExitStack() as stack:
+        with agreed(ranks):
+            folder, recipe, resume = open_folder(given, out, resume)
+            found = folder.finished() if resume else None
+            if found is None:
+                stack.enter_context(folder.locked())
+        tell(ranks, None if found else Task(recipe, folder.checkpoints, resume))
+        if found is None:
+            with agreed(ranks):
+                experiment = build(recipe)
+            train(given, recipe, folder, resume, track, lambda say: experiment, ranks)
             found = folder.finished() or {}
     show(recipe, folder, found, as_json)
 
@@ -59,13 +83,15 @@ def show(recipe: Recipe, folder: RunFolder, found: dict[str, Any], as_json: bool
 def open_folder(given: Request, out: Path | None, resume: bool) -> tuple[RunFolder, Recipe, bool]:
     """The run's folder and recipe, and whether there is a run to resume.
 
-    A resumed run takes its recipe from the folder and refuses another one.
+    A resumed run takes its recipe from the folder and refuses another one. One that ``torchrun`` has started anew is
+    resumed without being asked.
     """
     base = given.base()
     if out is None:
         recipe = given.on(base)
         out = folder_for(out, f"{recipe.name}-{recipe.algorithm}-seed{recipe.seed}")
     folder = RunFolder(out)
+    resume = resume or (restarts() > 0 and folder.config.exists())
     if resume and not folder.config.exists() and not folder.checkpoints.exists():
         say_that_it_begins(folder.path, "no run, so one begins")
         resume = False
@@ -87,10 +113,11 @@ def train(
     resume: bool,
     track: str | None,
     make: Callable[[Callable[[str], None]], Experiment],
+    ranks: Ranks | None = None,
 ) -> Result:
     """Trains with a bar that shows how far it is; ``make`` is told where sentences of the experiment go."""
-    trackers = _trackers(track, recipe, folder, resume)
-    with Interrupts() as interrupts, progress() as bar:
+    with agreed(ranks), Interrupts() as interrupts, progress() as bar:
+        trackers = _trackers(track, recipe, folder, resume)
 
         def say(text: str) -> None:
             bar.console.print(text, style="dim", markup=False, soft_wrap=True)
@@ -105,10 +132,11 @@ def train(
                 should_stop=interrupts.asked,
                 say=say,
                 written=toml.chosen(given.base(), recipe.algorithm),
+                ranks=ranks,
             )
         except RunStopped as error:
             where = f" The last good checkpoint is in {folder.checkpoints}." if folder.has_checkpoint() else ""
-            raise RunStopped(f"{error}{where}") from error
+            raise type(error)(f"{error}{where}") from error
         finally:
             for tracker in trackers:
                 tracker.close()

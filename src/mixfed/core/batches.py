@@ -147,7 +147,10 @@ class Plan:
 
     def first_clients(self, count: int) -> Plan:
         """The same plan for the first few clients of the cohort."""
-        few = slice(0, count)
+        return self.stretch(slice(0, count))
+
+    def stretch(self, few: slice) -> Plan:
+        """The same plan for some clients of the cohort that follow each other."""
         return replace(
             self, clients=self.clients[few], rows=self.rows[few], counts=self.counts[few], keys=self.keys[few]
         )

@@ -44,7 +44,7 @@ def by_client(
     found = []
     for batches in _answers_of(algorithm, params, privates, data, clients):
         found.append(np.concatenate([values(outputs, batch) for batch, outputs in batches]).mean())
-    return np.array(found)
+    return np.array([value for part in privates.from_all(found) for value in part])
 
 
 def confusion(
@@ -67,7 +67,7 @@ def confusion(
         single = outputs.shape[-1] == 1
         answered = (outputs.reshape(-1) > 0).long() if single else outputs.argmax(-1)
         np.add.at(table, (batch["y"].long().cpu().numpy(), answered.cpu().numpy()), 1)
-    return table
+    return np.sum(privates.from_all(table), axis=0) if isinstance(data, FederatedData) else table
 
 
 def _answers_of(

@@ -11,6 +11,8 @@ import torch
 
 from mixfed.algorithms.makers import Setup
 from mixfed.algorithms.registry import ALGORITHMS, base_of
+from mixfed.backends.distributed.engine import Distributed
+from mixfed.backends.distributed.ranks import Ranks
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
 from mixfed.backends.runtime import Measure
@@ -38,7 +40,7 @@ from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.methods import find_algorithm
 from mixfed.experiments.networks import build_model
 from mixfed.experiments.own import short
-from mixfed.experiments.recipe import Recipe, StopSection, Training, optimizer_of
+from mixfed.experiments.recipe import Recipe, SimulatorSection, StopSection, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import is_own, parameters
 from mixfed.experiments.scores import small_is_good
@@ -67,14 +69,19 @@ class Experiment:
         should_stop: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda sentence: None,
         chose: Callable[[str, str], None] = lambda source, execution: None,
+        ranks: Ranks | None = None,
     ) -> Result:
-        """Trains as the recipe says; ``chose`` is told which execution was chosen for a source."""
-        recipe, how = self.recipe, self.recipe.simulator
+        """Trains as the recipe says; ``chose`` is told which execution was chosen for a source.
+
+        With ``ranks`` all of them call this, and simulate as rank 0 does.
+        """
+        how = ranks.of(0, self.recipe.simulator) if ranks else self.recipe.simulator
+        recipe = replace(self.recipe, simulator=how)
         if how.cores < 0:
             raise InputError("simulator.cores is how many cores an operator may use, so it cannot be negative.")
         rules = [build_stopping(recipe)] if recipe.stop != StopSection() else []
         held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
-        with in_operators(how.cores or torch.get_num_threads()):
+        with in_operators(cores_of(how)):
             return run(
                 self.algorithm,
                 self.clients,
@@ -84,7 +91,7 @@ class Experiment:
                 seed=recipe.seed,
                 evaluate=self.evaluate,
                 every=recipe.evaluate.every,
-                backend=self._backend(checkpoints, say, chose),
+                backend=self._backend(how, checkpoints, say, chose, ranks),
                 callbacks=[*callbacks, *rules],
                 checkpoints=checkpoints,
                 resume=resume,
@@ -92,9 +99,15 @@ class Experiment:
             )
 
     def _backend(
-        self, checkpoints: Checkpoints | None, say: Callable[[str], None], chose: Callable[[str, str], None]
+        self,
+        how: SimulatorSection,
+        checkpoints: Checkpoints | None,
+        say: Callable[[str], None],
+        chose: Callable[[str, str], None],
+        ranks: Ranks | None,
     ) -> Backend:
-        how = self.recipe.simulator
+        if ranks and self.recipe.backend != "simulator":
+            raise InputError(f"The backend {self.recipe.backend} works in one process; leave out torchrun.")
         if self.recipe.backend == "flower":
             if self.remote is None:
                 raise InputError("A federation is started by 'mixfed flower local' or 'flwr run', not by 'mixfed run'.")
@@ -103,12 +116,14 @@ class Experiment:
             return Loopback(self.scenario.own, measure_of(self.recipe))
         if how.private == "disk" and checkpoints is None:
             raise InputError("Private parts on disk live beside the checkpoints, and this run writes none.")
-        return Simulator(
+        make = partial(Distributed, ranks) if ranks else Simulator
+        return make(
             how.executor,
             threads=how.threads or None,
             chunk=how.chunk or None,
             memory=how.memory,
             in_flight=how.in_flight,
+            deterministic_sum=how.deterministic_sum,
             private_folder=checkpoints.folder / "private" if checkpoints and how.private == "disk" else None,
             chosen=how.chosen,
             chose=chose,
@@ -120,6 +135,11 @@ def measure_of(recipe: Recipe) -> Measure:
     """How a device evaluates: with the recipe's metrics, also those of the user's own."""
     metrics = {name_of(m): m for m in build_metrics(recipe) if not isinstance(m, str)}
     return partial(metric_sums, own=metrics)
+
+
+def cores_of(how: SimulatorSection) -> int:
+    """How many cores an operator may use. A deterministic sum has one, for others round differently."""
+    return how.cores or (1 if how.deterministic_sum else torch.get_num_threads())
 
 
 def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:

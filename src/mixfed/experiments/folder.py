@@ -45,7 +45,8 @@ from mixfed.experiments import toml
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
-MAY_CHANGE = ("data.folder", "home", *(f"federation.{name}" for name in ("deadline", "ttl", "assemble", "poll")))
+_OF_A_FEDERATION = ("deadline", "ttl", "assemble", "poll")
+MAY_CHANGE = ("data.folder", "home", "simulator.timeout", *(f"federation.{name}" for name in _OF_A_FEDERATION))
 """Settings that a resumed run may be given anew; the number of rounds may also be raised."""
 
 CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0, "simulator.cores": 0}

@@ -272,7 +272,9 @@ class SimulatorSection:
 
     ``cores`` is how many processor cores an operator may use (0: as many as PyTorch chooses), and ``chosen`` has the
     executions that ``auto`` chose, by source. A run writes both into its config.toml: they decide the last bits of its
-    numbers, so that a run of that file repeats them.
+    numbers, so that a run of that file repeats them. With ``deterministic_sum``
+    the order of all additions is fixed, whatever the number of ranks. ``timeout`` is how many seconds ranks wait for
+    each other.
     """
 
     executor: Literal["auto", "loop", "vmap", "factored"] = "auto"
@@ -282,6 +284,8 @@ class SimulatorSection:
     private: Literal["memory", "disk"] = "memory"
     in_flight: Literal["device", "memory", "disk"] = "device"
     cores: int = 0
+    deterministic_sum: bool = False
+    timeout: float = 1800.0
     chosen: dict[str, str] = field(default_factory=dict)
 
 

@@ -17,7 +17,12 @@ from mixfed.experiments.texts import recipe_table
 if TYPE_CHECKING:
     from mixfed.experiments.recipe import Recipe
 
-_KEYS = {"executor": "simulator.executor", "max_minutes": "stop.minutes", "max_bytes": "stop.bytes"}
+_KEYS = {
+    "executor": "simulator.executor",
+    "deterministic_sum": "simulator.deterministic_sum",
+    "max_minutes": "stop.minutes",
+    "max_bytes": "stop.bytes",
+}
 """Options whose name is not their key in a recipe."""
 
 

@@ -7,17 +7,17 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import torch
-
+from mixfed.backends.distributed.ranks import Ranks
 from mixfed.core.checkpoint import Checkpoints, save_params, warn
 from mixfed.core.files import write_atomically
 from mixfed.core.loop import Callback, Record, Result
 from mixfed.core.stopping import best_round
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import scores
-from mixfed.experiments.build import Experiment, build_stopping
+from mixfed.experiments.build import Experiment, build_stopping, cores_of
 from mixfed.experiments.facts import facts_of
 from mixfed.experiments.folder import RunFolder, clean, identity
 from mixfed.experiments.inputs import fingerprints, require_same_inputs
@@ -35,12 +35,13 @@ def run_in_folder(
     say: Callable[[str], None] | None = None,
     written: Table | None = None,
     page: bool = True,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Runs (or goes on) and writes everything down; an interrupted run has its checkpoint and no result.
 
     ``written`` is what the user's recipe says for this algorithm, without settings of the command line: a resumed run
     then notices where it was edited. A resumed run simulates as it did before. Without ``page`` it has no report of its
-    own, for runs that are shown together with others.
+    own, for runs that are shown together with others. With ``ranks`` this is what rank 0 does.
     """
     with folder.locked():
         if resume:
@@ -51,7 +52,7 @@ def run_in_folder(
             folder.require_unused()
             require_same_inputs(experiment.recipe, "the run that it repeats")
             how = experiment.recipe.simulator
-            how = replace(how, cores=how.cores or torch.get_num_threads())
+            how = replace(how, cores=cores_of(how))
             recipe = replace(experiment.recipe, simulator=how, inputs=fingerprints(experiment.recipe))
             folder.write_config(recipe, written)
             if experiment.scenario.source.encoding is not None:
@@ -76,6 +77,7 @@ def run_in_folder(
                 should_stop=should_stop,
                 say=say or (lambda sentence: None),
                 chose=chose,
+                ranks=ranks,
             )
         except RunStopped as error:
             folder.note_stop(str(error))
@@ -86,6 +88,17 @@ def run_in_folder(
             raise
         if result.finished:
             _write_result(folder, replace(experiment, recipe=folder.stored()), result, page)
+    return result
+
+
+def run_beside(
+    experiment: Experiment, checkpoints: Path, ranks: Ranks, *, resume: bool, should_stop: Callable[[], bool]
+) -> Result:
+    """What the other ranks do while rank 0 is in :func:`run_in_folder`: the same, but for writing."""
+    kept = Checkpoints(checkpoints, experiment.recipe.checkpoint.every)
+    result = experiment.run(checkpoints=kept, resume=resume, should_stop=should_stop, ranks=ranks)
+    if result.finished:
+        facts_of(experiment, result)
     return result
 
 

@@ -7,7 +7,6 @@ them travel beside as plain bytes. Tensors on GPUs are summed by NCCL, everythin
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import time
 from collections.abc import Iterator
@@ -18,7 +17,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
+from mixfed.backends.distributed.launch import local_rank, started_by_torchrun
 from mixfed.errors import InputError, RunStopped
 
 T = TypeVar("T")
@@ -40,8 +42,9 @@ class Ranks:
     ``waited`` are the seconds that this rank spent in collectives, mostly waiting for slower ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._store = store
         self.waited = 0.0
         self._raised: Exception | None = None
 
@@ -106,10 +109,18 @@ class Ranks:
         try:
             yield
         except (InputError, RunStopped) as error:
-            if error is not self._raised and not isinstance(error, LostRank):
+            is_known = self._raised is not None and self._raised in (error, error.__cause__)
+            if not is_known and not isinstance(error, LostRank):
                 self.gather(None, error)
             raise
         self.gather(None)
+
+    def is_first_to_tell(self) -> bool:
+        """Whether no other rank has asked this before; it works when ranks are lost, unless the first machine is."""
+        try:
+            return self._store is not None and self._store.add("told", 1) == 1
+        except RuntimeError:
+            return True
 
     def _letters(self, letter: bytes, tensors: Tensor, error: Exception | None) -> tuple[list[int], list[bytes]]:
         """The size of every rank's tensors, and every rank's letter: one collective where all letters are short."""
@@ -157,16 +168,6 @@ class Ranks:
             self.waited += time.perf_counter() - began
 
 
-def started_by_torchrun() -> bool:
-    """Whether this process is one that ``torchrun`` started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def restarts() -> int:
-    """How often ``torchrun --max-restarts`` has started the ranks anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 @contextmanager
 def join_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     """The ranks that ``torchrun`` started, which wait so many seconds for each other."""
@@ -174,14 +175,19 @@ def join_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
         raise InputError("Ranks are started by torchrun, and this process was not; see docs/scale.md.")
     if not timeout > 0:
         raise InputError(f"Ranks wait for each other for some seconds, not {timeout:g}.")
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+        backend = "cpu:gloo,cuda:nccl"
+    patience = timedelta(seconds=timeout)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        store, rank, size = next(iter(rendezvous("env://", timeout=patience)))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().partition("\n")[0].rstrip(".")
         raise RunStopped(f"The ranks did not find each other: {line}.") from error
     try:
-        yield Ranks()
+        yield Ranks(PrefixStore("mixfed", store))
     finally:
         dist.destroy_process_group()
 

@@ -10,9 +10,11 @@ import numpy as np
 from mixfed.backends.distributed.merge import merged
 from mixfed.backends.distributed.privates import RankPrivates
 from mixfed.backends.distributed.ranks import Ranks
-from mixfed.backends.distributed.shares import Deal, Numbers, home_of, homes, longest_first, steps_of
+from mixfed.backends.distributed.shares import Deal, Numbers, home_of, homes, in_stretches, longest_first, steps_of
 from mixfed.backends.simulator.choice import Chooser
+from mixfed.backends.simulator.ordered import Ladder
 from mixfed.backends.simulator.team import Found
+from mixfed.backends.work import keeps_parts
 from mixfed.core.algorithm import Message, Private
 from mixfed.core.backend import Run
 from mixfed.core.batches import Plan
@@ -29,9 +31,8 @@ class RankTeam:
     def start(self, run: Run) -> None:
         """Finds out where clients belong."""
         self.run = run
-        algorithm = run.algorithm
         self.cuts = {source: homes(data.offsets, self.ranks.size) for source, data in run.data.items()}
-        self.at_home = algorithm.personal is not None or bool(algorithm.own.first(algorithm.model.initial()))
+        self.at_home = keeps_parts(run.algorithm)
 
     def privates(self, initial: Callable[[], Private], folder: str | Path | None) -> RankPrivates:
         """The private parts of this rank's own clients."""
@@ -55,13 +56,28 @@ class RankTeam:
         own = self._own(jobs)
         mine = work(own) if len(own) else {}
         found = merged(self.ranks, mine, self.run.algorithm.model.device)
-        for round, one in found.items():
-            if one.kept and not self.at_home:
-                name = self.run.algorithm.name
-                raise InputError(f"Clients of {name} keep something, and OwnParts.first of the algorithm has nothing.")
-            asked = jobs.clients[jobs.rounds == round]
-            self._privates.note(jobs.source, asked[~np.isin(asked, one.dropped)], one.kept)
+        self._note(jobs, found)
         return found
+
+    def stretch(self, source: str, clients: Numbers, unit: int) -> slice:
+        """This rank's own clients, or a stretch of about as many steps as those of other ranks."""
+        owner = (
+            home_of(clients, self.cuts[source])
+            if self.at_home
+            else in_stretches(self._steps(source, clients), self.ranks.size, unit)
+        )
+        return slice(*np.searchsorted(owner, [self.ranks.rank, self.ranks.rank + 1]).tolist())
+
+    def in_order(self, jobs: Jobs, found: Mapping[int, Ladder]) -> Found:
+        """Makes the nodes that no rank could make alone."""
+        ladders = {round: Ladder() for round in np.unique(jobs.rounds).tolist()}
+        for of_rank in self.ranks.gather({round: ladder.nodes for round, ladder in found.items()}):
+            for round, nodes in of_rank.items():
+                for node in nodes:
+                    ladders[round].add(*node)
+        whole = {round: ladder.total() for round, ladder in ladders.items()}
+        self._note(jobs, whole)
+        return whole
 
     def counted(self, jobs: Jobs, count: Callable[[Jobs], Mapping[str, int]]) -> dict[str, int]:
         """Counts for this rank's share, and adds up."""
@@ -70,6 +86,15 @@ class RankTeam:
         found = self.ranks.gather(mine)
         return {name: sum(counts.get(name, 0) for counts in found) for counts in found for name in counts}
 
+    def _note(self, jobs: Jobs, found: Found) -> None:
+        """Remembers which clients of other ranks have kept something."""
+        for round, one in found.items():
+            if one.kept and not self.at_home:
+                name = self.run.algorithm.name
+                raise InputError(f"Clients of {name} keep something, and OwnParts.first of the algorithm has nothing.")
+            asked = jobs.clients[jobs.rounds == round]
+            self._privates.note(jobs.source, asked[~np.isin(asked, one.dropped)], one.kept)
+
     def _own(self, jobs: Jobs) -> Jobs:
         return jobs[self._owners(jobs) == self.ranks.rank]
 
@@ -77,5 +102,7 @@ class RankTeam:
         """The rank that simulates each of these jobs."""
         if self.at_home:
             return home_of(jobs.clients, self.cuts[jobs.source])
-        sizes = self.run.data[jobs.source].sizes(jobs.clients)
-        return self.deal(steps_of(sizes, self.run.algorithm.batching[jobs.source]), self.ranks.size)
+        return self.deal(self._steps(jobs.source, jobs.clients), self.ranks.size)
+
+    def _steps(self, source: str, clients: Numbers) -> Numbers:
+        return steps_of(self.run.data[source].sizes(clients), self.run.algorithm.batching[source])

@@ -17,8 +17,9 @@ from mixfed.backends.messages import Messages
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.executors import Cohort, execute, keep_freed_memory
 from mixfed.backends.simulator.gathered import Gathered
+from mixfed.backends.simulator.ordered import UNIT, Ladder, execute_in_order
 from mixfed.backends.simulator.team import Alone, Found, Team
-from mixfed.backends.work import bytes_of_own
+from mixfed.backends.work import bytes_of_own, keeps_parts
 from mixfed.core import tree
 from mixfed.core.algorithm import CLIENTS, Message, Reply
 from mixfed.core.backend import Collected, Reports, Run
@@ -42,7 +43,8 @@ class Simulator:
     take, together with the messages to clients in flight; ``in_flight`` is where these are kept from the next round on.
     What clients keep to themselves is in memory, or on disk in ``private_folder``. ``chosen`` are the executions that
     auto chose in an earlier run, by source, which make this run repeat its bytes, and ``chose`` is told of each that is
-    chosen. A ``team`` of processes simulates together.
+    chosen. A ``team`` of processes simulates together. With ``deterministic_sum`` the order of all
+    additions is fixed whatever the threads and the team (:mod:`mixfed.backends.simulator.ordered`).
     """
 
     def __init__(
@@ -58,9 +60,13 @@ class Simulator:
         chose: Callable[[str, str], None] = lambda source, execution: None,
         say: Callable[[str], None] = lambda sentence: None,
         team: Team | None = None,
+        deterministic_sum: bool = False,
     ) -> None:
         check_place(in_flight, "Messages in flight")
+        if deterministic_sum:
+            executor, threads, chunk = "loop" if executor == "auto" else executor, 1, chunk or UNIT
         self.chooser = Chooser(executor, threads, chunk, memory, say, chosen or {}, chose)
+        self.deterministic_sum = deterministic_sum
         self.memory = memory
         self.in_flight = in_flight
         self.team: Team = team or Alone()
@@ -74,6 +80,11 @@ class Simulator:
         for source in run.algorithm.batching:
             rows.check_fields(run.algorithm.rows.tables, run.data[source], source)
         untouched = run.algorithm.own.first(run.algorithm.model.initial())
+        if self.deterministic_sum and self.chooser.executor != "loop" and keeps_parts(run.algorithm):
+            raise InputError(
+                f"Clients of {run.algorithm.name} keep something from round to round, so with a deterministic sum they"
+                " run one by one; choose the executor loop."
+            )
         self.team.start(run)
         self.privates = self.team.privates(lambda: untouched, self._private_folder)
         self.chooser.start(run, self.privates, alone=isinstance(self.team, Alone))
@@ -133,7 +144,8 @@ class Simulator:
         replies: list[Reply] = []
         dropped: list[int] = []
         norms: dict[int, float] = {}
-        for round, one in self.team.gathered(jobs, self._train).items():
+        found = self._in_order(jobs) if self.deterministic_sum else self.team.gathered(jobs, self._train)
+        for round, one in found.items():
             self._count(one, jobs.source)
             dropped += one.dropped
             norms |= one.norms
@@ -165,6 +177,25 @@ class Simulator:
                 self._count_work(one, part.plan, part.messages[number], part.which == number)
                 found[part.messages[number].round] = one
         return found
+
+    def _in_order(self, jobs: Jobs) -> Found:
+        """The same as a sum whose order is fixed: each member of the team has a stretch of every round's clients."""
+        found: dict[int, Ladder] = {}
+        for round, same in jobs.by_round():
+            message, whole = self._planned(same)
+            how = self.chooser.how(message, whole)
+            own = self.team.stretch(jobs.source, whole.clients, how.chunk or 1)
+            if own.start == own.stop:
+                continue
+            plan = whole.stretch(own)
+            self._check_lookups(message, plan)
+            part = Cohort.alike(message, plan, how)
+            part = part.convolved() if self.algorithm.model.has_convolutions and not how.chunk else part
+            cost = self.chooser.cost(plan, message)
+            found[round] = execute_in_order(self.algorithm, part, own.start, self.privates, cost)
+            for *_, node in found[round].nodes:
+                self._keep(node, jobs.source)
+        return self.team.in_order(jobs, found)
 
     def _train_in_vain(self, jobs: Jobs) -> Found:
         """The same for clients whose uploads are refused; only those that keep something have to be simulated."""

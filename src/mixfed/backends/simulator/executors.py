@@ -93,11 +93,7 @@ class Cohort:
 
 def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStore, pool: Pool) -> list[list[Gathered]]:
     """The client work of one or more cohorts, which share the workers; for each what was gathered by message."""
-    if algorithm.model.has_convolutions:
-        parts = [
-            part if part.how.chunk else replace(part, messages=[as_convolved(m) for m in part.messages])
-            for part in parts
-        ]
+    parts = [part.convolved() if algorithm.model.has_convolutions and not part.how.chunk else part for part in parts]
     units = [(number, unit) for number, part in enumerate(parts) for unit in part.units()]
     workers = min(max(part.how.threads for part in parts), len(units))
 
@@ -110,12 +106,7 @@ def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStor
                 def of(message: int, number: int = number) -> Gathered:
                     return gathered.setdefault((number, message), Gathered.by(algorithm))
 
-                who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
-                cannot = f"The {part.how.name} executor cannot run this model"
-                failure = (cannot, "; choose loop") if part.how.chunk else (who, "")
-                unit_work = _vmapped if part.how.chunk else _one_client
-                with explained(*failure):
-                    unit_work(algorithm, part, unit, privates, of)
+                execute_unit(algorithm, part, unit, privates, of)
         return gathered
 
     found: dict[tuple[int, int], Gathered] = {}
@@ -131,6 +122,15 @@ def execute(algorithm: Algorithm, parts: Sequence[Cohort], privates: PrivateStor
 
 GatheredOf = Callable[[int], Gathered]
 """What was gathered from the clients that were sent the message of this number."""
+
+
+def execute_unit(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
+    """The work of one client, or of one chunk of clients."""
+    who = f"Client {int(part.plan.clients[unit.start])} of '{part.plan.source}' cannot train"
+    cannot = f"The {part.how.name} executor cannot run this model"
+    failure = (cannot, "; choose loop") if part.how.chunk else (who, "")
+    with explained(*failure):
+        (_vmapped if part.how.chunk else _one_client)(algorithm, part, unit, privates, of)
 
 
 def _one_client(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:

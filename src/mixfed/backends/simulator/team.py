@@ -8,10 +8,11 @@ from typing import Protocol
 
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.gathered import Gathered
+from mixfed.backends.simulator.ordered import Ladder
 from mixfed.core.algorithm import Message, Private
 from mixfed.core.backend import Run
 from mixfed.core.batches import Plan
-from mixfed.core.jobs import Jobs
+from mixfed.core.jobs import Jobs, Numbers
 from mixfed.core.private import PrivateStore
 
 Found = dict[int, Gathered]
@@ -33,6 +34,12 @@ class Team(Protocol):
     def gathered(self, jobs: Jobs, work: Callable[[Jobs], Found]) -> Found:
         """What the clients of these jobs did; ``work`` simulates those that fall to this process."""
 
+    def stretch(self, source: str, clients: Numbers, unit: int) -> slice:
+        """The part of a cohort that falls to this process; it begins and ends at a multiple of ``unit`` clients."""
+
+    def in_order(self, jobs: Jobs, found: Mapping[int, Ladder]) -> Found:
+        """What the clients of these jobs did, from what the stretches of all members did."""
+
     def counted(self, jobs: Jobs, count: Callable[[Jobs], Mapping[str, int]]) -> dict[str, int]:
         """Numbers of all these jobs; ``count`` finds those of the jobs that fall to this process."""
 
@@ -53,6 +60,14 @@ class Alone:
     def gathered(self, jobs: Jobs, work: Callable[[Jobs], Found]) -> Found:
         """All work is done here."""
         return work(jobs)
+
+    def stretch(self, source: str, clients: Numbers, unit: int) -> slice:
+        """All of it."""
+        return slice(0, len(clients))
+
+    def in_order(self, jobs: Jobs, found: Mapping[int, Ladder]) -> Found:
+        """There is one stretch."""
+        return {round: ladder.total() for round, ladder in found.items()}
 
     def counted(self, jobs: Jobs, count: Callable[[Jobs], Mapping[str, int]]) -> dict[str, int]:
         """All is counted here."""
