@@ -107,25 +107,30 @@ def test_all_ranks_know_the_metrics_of_all_clients_models() -> None:
         assert found == pytest.approx(alone, rel=1e-5)
 
 
-def resumed(ranks: Ranks, folder: Path, stop: int) -> tuple[bool, int, list[dict[str, Any]]]:
-    """Rank 1 alone asks for the stop."""
+def resumed(ranks: Ranks, folder: Path, on_disk: bool, stop: int) -> tuple[bool, int]:
+    """The last rank alone asks for the stop."""
     rounds: list[int] = []
     result = personal_run(
-        Distributed(ranks, "loop"),
+        Distributed(ranks, "loop", private_folder=folder / "private" if on_disk else None),
         folder,
         resume=True,
         callbacks=[lambda record: rounds.append(record.round)],
         should_stop=lambda: ranks.rank == ranks.size - 1 and len(list(folder.glob("*.safetensors"))) >= stop,
     )
-    return result.finished, len(rounds), result.history
+    return result.finished, len(rounds)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_run_goes_on_with_another_number_of_ranks(on_disk: bool, tmp_path: Path) -> None:
+    """Three ranks have the first round, two the next ones, and one process the last."""
     straight = personal_run(Simulator("loop"))
-    assert [found[:2] for found in on_ranks(resumed, tmp_path, 1, size=3)] == [(False, 2), (False, 0), (False, 0)]
-    assert [found[:2] for found in on_ranks(resumed, tmp_path, 9)] == [(True, 2), (True, 0)]
-    alone = personal_run(Simulator("loop"), tmp_path, resume=True)
+    assert on_ranks(resumed, tmp_path, on_disk, 0, size=3) == [(False, 1), (False, 0), (False, 0)]
+    assert on_ranks(resumed, tmp_path, on_disk, 2) == [(False, 2), (False, 0)]
+    alone = personal_run(
+        Simulator("loop", private_folder=tmp_path / "private" if on_disk else None), tmp_path, resume=True
+    )
     assert [entry["round"] for entry in alone.history] == [2, 4]
+    assert len(list(tmp_path.glob("private/*.rows"))) == (3 if on_disk else 0)
     for name, x in straight.params.items():
         torch.testing.assert_close(alone.params[name], x, rtol=1e-6, atol=1e-6)
     for (client, own), (other, theirs) in zip(

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mixfed.backends.distributed.ranks import Ranks
 from mixfed.backends.distributed.shares import Numbers, home_of
 from mixfed.core.algorithm import Private
 from mixfed.core.private import PrivateStore, T
+from mixfed.core.private_rows import FILE, HELD
 
 
 class RankPrivates(PrivateStore):
@@ -22,7 +24,7 @@ class RankPrivates(PrivateStore):
     def __init__(
         self, initial: Callable[[], Private], folder: str | Path | None, ranks: Ranks, cuts: Mapping[str, Numbers]
     ) -> None:
-        super().__init__(initial, folder)
+        super().__init__(initial, folder, writer=ranks.rank)
         self._ranks, self._cuts, self.leads = ranks, cuts, ranks.leads
         self._elsewhere: dict[str, dict[str, set[int]]] = {}
 
@@ -65,10 +67,16 @@ class RankPrivates(PrivateStore):
             mine[source] = {}
             for part, saved in parts.items():
                 clients = saved["clients"].cpu().numpy()
-                if (own := self._is_here(source, clients)).any():
-                    mine[source][part] = _some(saved, own)
+                mine[source][part] = _some(saved, self._is_here(source, clients))
+                for name, places in (("before", saved.get("before")), (HELD, saved.get("rows"))):
+                    if places is not None:
+                        mine[source][part][name] = places[self._is_kept_here(places // FILE)]
                 self.note(source, clients, [part])
         super().restore(mine)
+
+    def _is_kept_here(self, file: Tensor) -> Tensor:
+        """Whether this rank sees to it that rows in this file are not overwritten: in its own, or in nobody's."""
+        return (file == self._ranks.rank) | (self.leads & (file >= self._ranks.size))
 
     def _is_here(self, source: str, clients: Numbers) -> NDArray[np.bool_]:
         return np.asarray(home_of(clients, self._cuts[source]) == self._ranks.rank)
