@@ -12,9 +12,10 @@ import torch
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global
+from mixfed.algorithms.mixed import example_transfer
 from mixfed.backends.distributed.engine import Distributed
 from mixfed.backends.distributed.ranks import Ranks, join_ranks
-from mixfed.backends.distributed.shares import home_of, homes, in_stretches, in_turn, longest_first, steps_of
+from mixfed.backends.distributed.shares import home_of, in_stretches, in_turn, longest_first, steps_of
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.batches import Batching
@@ -23,6 +24,8 @@ from mixfed.core.loop import Result
 from mixfed.core.optim import sgd
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
+from mixfed.data import open_part, save_parts
+from mixfed.data.parts import cuts_of
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import evaluator
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
@@ -75,9 +78,9 @@ def test_the_longest_are_dealt_first_and_clients_belong_to_stretches() -> None:
         assert all(len(set(owner[i : i + unit])) == 1 for i in range(0, len(steps), unit))
     assert np.bincount(in_stretches(steps, 2), steps).tolist() == [11, 13]
     offsets = np.concatenate([[0], np.cumsum([5, 1, 1, 1, 9, 1])])
-    assert homes(offsets, 2).tolist() == [0, 4, 6]
+    assert cuts_of(offsets, 2).tolist() == [0, 4, 6]
     for ranks in (1, 2, 3, 7):
-        cuts = homes(offsets, ranks)
+        cuts = cuts_of(offsets, ranks)
         owner = home_of(np.arange(6), cuts)
         assert [np.flatnonzero(owner == rank).tolist() for rank in range(ranks)] == [
             list(range(a, b)) for a, b in pairwise(cuts)
@@ -166,6 +169,37 @@ def test_a_deterministic_sum_has_the_same_bits_on_any_number_of_ranks() -> None:
 def test_clients_that_keep_something_run_one_by_one_in_order() -> None:
     with pytest.raises(InputError, match="choose the executor loop"):
         personal_run(Simulator("vmap", deterministic_sum=True))
+
+
+def in_parts(ranks: Ranks, folder: Path) -> tuple[Params, int, str]:
+    algorithm = example_transfer(LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=2)), ratio=0.5)
+    mine, other = (open_part(folder, rank, ranks.size) for rank in (ranks.rank, 1 - ranks.rank))
+    how = {"rounds": 3, "cohort": 5, "central": CENTRAL, "backend": Distributed(ranks, "loop")}
+    found = run(algorithm, mine, **how).params
+    with pytest.raises(InputError) as refusal:
+        run(algorithm, other, **how)
+    return found, mine.examples, str(refusal.value)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_rank_opens_its_part_of_the_clients(apart: bool, tmp_path: Path) -> None:
+    algorithm = example_transfer(LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=2)), ratio=0.5)
+    alone = run(algorithm, FEDERATED, rounds=3, cohort=5, central=CENTRAL, backend=Simulator("loop")).params
+    if apart:
+        save_parts(FEDERATED, tmp_path / "data", 2)
+    else:
+        FEDERATED.save(tmp_path / "data")
+    (ours, mine, told), (_, theirs, _) = on_ranks(in_parts, tmp_path / "data")
+    assert mine + theirs == FEDERATED.examples
+    assert abs(mine - theirs) < 8
+    assert "needs part 0 of 2" in told
+    for name, x in alone.items():
+        torch.testing.assert_close(ours[name], x, rtol=1e-6, atol=1e-6)
+    part = open_part(tmp_path / "data", 1, 2)
+    assert np.array_equal(part.client(11)["x"], FEDERATED.client(11)["x"])
+    for refused in (lambda: part.client(0), lambda: part.split({"a": 1.0}, 0), lambda: open_part(tmp_path, 0, 2)):
+        with pytest.raises(InputError):
+            refused()
 
 
 def test_ranks_are_started_by_torchrun() -> None:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from mixfed.data import partition
+from mixfed.data.parts import open_part, save_parts
 from mixfed.data.prepare import Pixels
 from mixfed.data.readers import (
     central_from_huggingface,
@@ -34,8 +35,10 @@ __all__ = [
     "federated_from_parquet",
     "from_partitioner",
     "load_source",
+    "open_part",
     "partition",
     "plot_holdings",
+    "save_parts",
     "spread",
     "validate",
 ]

@@ -43,13 +43,6 @@ def in_stretches(steps: Numbers, ranks: int, unit: int = 1) -> Numbers:
     return np.minimum(middle * ranks // max(int(steps.sum()), 1), ranks - 1).astype(np.int64)
 
 
-def homes(offsets: Numbers, ranks: int) -> Numbers:
-    """Where each rank's stretch of clients begins, and where the last one ends: all have about as many examples."""
-    wanted = offsets[0] + (offsets[-1] - offsets[0]) * np.arange(1, ranks) / ranks
-    cuts = np.searchsorted((offsets[:-1] + offsets[1:]) / 2, wanted)
-    return np.concatenate([[0], cuts, [len(offsets) - 1]]).astype(np.int64)
-
-
 def home_of(clients: Numbers, cuts: Numbers) -> Numbers:
     """The rank that each of the clients belongs to."""
     return np.searchsorted(cuts, clients, side="right") - 1

@@ -10,7 +10,7 @@ import numpy as np
 from mixfed.backends.distributed.merge import merged
 from mixfed.backends.distributed.privates import RankPrivates
 from mixfed.backends.distributed.ranks import Ranks
-from mixfed.backends.distributed.shares import Deal, Numbers, home_of, homes, in_stretches, longest_first, steps_of
+from mixfed.backends.distributed.shares import Deal, Numbers, home_of, in_stretches, longest_first, steps_of
 from mixfed.backends.simulator.choice import Chooser
 from mixfed.backends.simulator.ordered import Ladder
 from mixfed.backends.simulator.team import Found
@@ -19,6 +19,7 @@ from mixfed.core.algorithm import Message, Private
 from mixfed.core.backend import Run
 from mixfed.core.batches import Plan
 from mixfed.core.jobs import Jobs
+from mixfed.data.parts import PartOfClients, cuts_of
 from mixfed.errors import InputError
 
 
@@ -31,8 +32,14 @@ class RankTeam:
     def start(self, run: Run) -> None:
         """Finds out where clients belong."""
         self.run = run
-        self.cuts = {source: homes(data.offsets, self.ranks.size) for source, data in run.data.items()}
+        rank, size = self.ranks.rank, self.ranks.size
+        self.cuts = {source: cuts_of(data.offsets, size) for source, data in run.data.items()}
         self.at_home = keeps_parts(run.algorithm)
+        for source, data in run.data.items():
+            if isinstance(data, PartOfClients):
+                self.at_home = True
+                if [data.first, data.end] != self.cuts[source][rank : rank + 2].tolist():
+                    raise InputError(f"Rank {rank} of {size} needs part {rank} of {size} of '{source}'; see open_part.")
 
     def privates(self, initial: Callable[[], Private], folder: str | Path | None) -> RankPrivates:
         """The private parts of this rank's own clients."""
