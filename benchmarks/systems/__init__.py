@@ -26,6 +26,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, int]]] = {
     "flower": ("flower_system", {}),
     "fedjax": ("fedjax_system", {}),
     "mixfed": ("mixfed_system", {}),
+    "mixfed-ranks": ("mixfed_ranks", {}),
 }
 
 BASELINES = ("torch-loop", "torch-threads", "torch-vmap", "torch-factored", "torch-rows")
@@ -37,5 +38,5 @@ PYTHON = {"fedjax": ".venv-bench-jax/bin/python"}
 QUICK = ("torch-threads", "torch-vmap", "torch-factored", "torch-rows", "mixfed")
 """The systems of a developer's loop: mixfed, and the hand-written code that is the best somewhere."""
 
-ENVIRONMENT = {"mixfed": cli.ENVIRONMENT, "fedjax": {"JAX_PLATFORMS": "cpu"}}
+ENVIRONMENT = {"mixfed": cli.ENVIRONMENT, "mixfed-ranks": cli.ENVIRONMENT, "fedjax": {"JAX_PLATFORMS": "cpu"}}
 """What a system sets before PyTorch (or JAX) is loaded: the command ``mixfed`` sets this itself."""

@@ -21,8 +21,8 @@ def bags_and_items(module: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return (left * module.right(item[..., 0])).sum(-1)
 
 
-def run(workload: Workload, clock: Clock, cores: int) -> None:
-    torch.set_num_threads(cores)
+def work(workload: Workload) -> tuple[mf.Algorithm, dict[str, mf.FederatedData]]:
+    """The algorithm of a workload, and its clients."""
     x, y = workload.data()
     parts = {name: x[..., columns] for name, columns in workload.tables.items()} or {"x": x}
     fields = {name: part.flatten(0, 1).numpy() for name, part in (parts | {"y": y}).items()}
@@ -37,7 +37,12 @@ def run(workload: Workload, clock: Clock, cores: int) -> None:
     algorithm = mf.fedavg(mf.LocalTrainer(model, mf.sgd(workload.rate), batching))
     if workload.tables:
         algorithm = exchange_rows(algorithm)
-    rounds = Rounds(algorithm, data, mf.Simulator(say=print))
+    return algorithm, data
+
+
+def run(workload: Workload, clock: Clock, cores: int) -> None:
+    torch.set_num_threads(cores)
+    rounds = Rounds(*work(workload), mf.Simulator(say=print))
     while True:
         rounds.next(np.array(workload.cohort(rounds.number)))
         if not clock.lap(lambda: rounds.state["params"]):
