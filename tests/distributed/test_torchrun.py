@@ -106,6 +106,19 @@ def test_restarted_by_itself(tmp_path: Path, straight: Path) -> None:
     assert torch.equal(*(load_file(folder / "model.safetensors")["1.weight"] for folder in (out, straight)))
 
 
+def test_the_script_of_the_page(tmp_path: Path) -> None:
+    """docs/scale.md, as a reader follows it: a store in parts, and a script on two ranks."""
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text("utf-8")
+    (store,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (script,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    for words in ([sys.executable, "-c", store], command):
+        done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert float(re.fullmatch(r"accuracy ([\d.]+)\n", done.stdout)[1]) > 0.9  # type: ignore[index]
+
+
 def test_what_has_no_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert "start it without torchrun" in refused(capsys, "compare", "digits", "--algorithms", "fedavg")

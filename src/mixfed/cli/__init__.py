@@ -115,6 +115,8 @@ def run_command(
     from mixfed.cli import run, split
 
     if split_search:
+        if started_by_torchrun():
+            raise InputError("--split-search tries layers in one process; leave out torchrun.")
         split.in_place_of_run(request, to_json=json, out=out, resume=resume, track=track)
     else:
         run.execute(request, out, resume=resume, track=track, as_json=json)

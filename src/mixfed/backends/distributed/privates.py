@@ -26,7 +26,7 @@ class RankPrivates(PrivateStore):
     ) -> None:
         super().__init__(initial, folder, writer=ranks.rank)
         self._ranks, self._cuts, self.leads = ranks, cuts, ranks.leads
-        self._elsewhere: dict[str, dict[str, set[int]]] = {}
+        self._elsewhere: dict[str, dict[str, NDArray[np.bool_]]] = {}
 
     def here(self, source: str, clients: Numbers) -> Numbers:
         """Those of the clients whose private parts are here."""
@@ -40,9 +40,10 @@ class RankPrivates(PrivateStore):
     def note(self, source: str, clients: Sequence[int], parts: Iterable[str]) -> None:
         """Hears that these clients have kept these parts, here or elsewhere."""
         chosen = np.asarray(clients, np.int64)
-        others = chosen[~self._is_here(source, chosen)].tolist()
-        for part in parts if others else ():
-            self._elsewhere.setdefault(source, {}).setdefault(part, set()).update(others)
+        others = chosen[~self._is_here(source, chosen)]
+        for part in parts if len(others) else ():
+            known = self._elsewhere.setdefault(source, {})
+            known.setdefault(part, np.zeros(self._cuts[source][-1], np.bool_))[others] = True
 
     def keeps_something(self) -> bool:
         """Whether clients have private parts at all."""
@@ -50,9 +51,12 @@ class RankPrivates(PrivateStore):
 
     def seen(self, source: str, part: str | None = None) -> Numbers:
         """The clients of all ranks that have kept something (or this part), in order."""
-        others = [found for name, found in self._elsewhere.get(source, {}).items() if part in (None, name)]
-        both = set(super().seen(source, part).tolist()).union(*others)
-        return np.array(sorted(both), np.int64)
+        found = np.zeros(self._cuts[source][-1], np.bool_)
+        found[super().seen(source, part)] = True
+        for name, others in self._elsewhere.get(source, {}).items():
+            if part in (None, name):
+                found |= others
+        return np.flatnonzero(found)
 
     def tree(self) -> dict[str, Any]:
         """The parts of all clients, on rank 0, which writes the checkpoint; in the form that one process has."""
