@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mixfed.backends.distributed.ranks import Ranks
+from mixfed.backends.distributed.ranks import LostRank, Ranks
 from mixfed.core.checkpoint import Checkpoints, save_params, warn
 from mixfed.core.files import write_atomically
 from mixfed.core.loop import Callback, Record, Result
@@ -79,6 +79,8 @@ def run_in_folder(
                 chose=chose,
                 ranks=ranks,
             )
+        except LostRank:  # the run itself can go on
+            raise
         except RunStopped as error:
             folder.note_stop(str(error))
             raise
