@@ -23,3 +23,12 @@ def ranks_here() -> int:
 def restarts() -> int:
     """How often ``torchrun --max-restarts`` has started the processes anew."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def attempt() -> str:
+    """What tells this start of the ranks from earlier ones, in a store that outlives them: that of ``torchrun`` itself.
+
+    Otherwise a rank may find the address of one that has died.
+    """
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"mixfed-{restarts()}" if outlives else "mixfed"

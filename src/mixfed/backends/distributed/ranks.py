@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from mixfed.backends.distributed.launch import local_rank, started_by_torchrun
+from mixfed.backends.distributed.launch import attempt, local_rank, started_by_torchrun
 from mixfed.errors import InputError, RunStopped
 
 T = TypeVar("T")
@@ -182,6 +182,7 @@ def join_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     patience = timedelta(seconds=timeout)
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=patience)))
+        store = PrefixStore(attempt(), store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().partition("\n")[0].rstrip(".")
