@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import nn
 
 import mixfed as mf
 from mixfed.experiments.advise.look import look_at, with_validation
-from mixfed.experiments.advise.trials import first_rounds
+from mixfed.experiments.advise.trials import Field, Trial, first_rounds
 from mixfed.experiments.report.probe import predicted_right
 from mixfed.experiments.request import Request
 from mixfed.experiments.scenario import build_scenario
@@ -72,6 +74,19 @@ def test_what_is_seen_and_kept_apart() -> None:
     trained = apart.clients.examples + len(apart.central)
     assert trained + len(apart.validation) == scenario.clients.examples + len(scenario.central)
     assert apart.own["validation"].examples + len(scenario.central) - len(apart.central) == len(apart.validation)
+
+
+def test_a_trial_stops_at_its_evaluation_and_goes_on_from_there(tmp_path: Path) -> None:
+    request = Request("lg-digits", rounds=16)
+    recipe = request.on(request.base(), **{"evaluate.on": "validation", "evaluate.every": 4, "algorithm": "local"})
+    field = Field(
+        partial(with_validation, build_scenario(recipe)), "accuracy_local", time.monotonic() + 60, tmp_path, str
+    )
+    trial = Trial(recipe, {})
+    field.go_on(trial, 4, 60)
+    assert (trial.rounds, list(trial.scores)) == (4, [4])
+    field.go_on(trial, 8, 60)
+    assert (trial.rounds, list(trial.scores), trial.why_not) == (8, [4, 8], "")
 
 
 def test_how_long_methods_are_tried_at_first() -> None:

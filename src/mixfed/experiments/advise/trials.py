@@ -92,11 +92,11 @@ class Field:
                 trial.scores[record.round] = record.metrics[self.metric]
 
         def enough(every: int) -> bool:
-            """Asked before the record of a round: at an evaluation if all is well, and at once if it takes too long."""
+            """Asked after the record of a round: yes at an evaluation, and at once if it takes too long."""
             took = time.monotonic() - began
-            wanted = trial.rounds >= to - 1 or took > seconds
+            wanted = trial.rounds >= to or took > seconds
             too_long = took > SLOW * seconds and (bool(trial.scores) or self.left() < 0)
-            return (wanted and (trial.rounds + 1) % every == 0) or too_long
+            return (wanted and trial.rounds % every == 0) or too_long
 
         every, place = trial.recipe.evaluate.every, self.folder / f"{trial.algorithm}-{id(trial)}"
         try:
