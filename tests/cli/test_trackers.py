@@ -53,6 +53,17 @@ def test_mlflow(tmp_path: Path) -> None:
     assert client.get_run(run).info.status == "FINISHED"
 
 
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network: wandb's own files have the metrics by name, of one run however often it is resumed."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    interrupted_run("wandb", tmp_path / "run", 20)
+    identity = (tmp_path / "run" / "wandb-run-id").read_text()
+    files = sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
+    assert len(files) == 2
+    for file in files:
+        assert all(name in file.read_bytes() for name in (b"accuracy", b"ledger/bytes_up", b"learning_rate"))
+
+
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, name, None)

@@ -21,7 +21,7 @@ from mixfed.experiments.request import Request
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 
 Algorithms = Annotated[str, typer.Option(help="Names with commas between.", metavar="A,B,C")]
@@ -45,8 +45,13 @@ def main_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show results and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also tell what is done on the way.")] = False,
 ) -> None:
     """Learn one model from data you hold and data you cannot see: mixed federated learning."""
+    from mixfed.cli.console import tell_more_or_less
+
+    tell_more_or_less(quiet=quiet, verbose=verbose)
     if started_by_torchrun():
         from mixfed.cli.common import reported
         from mixfed.cli.console import be_quiet
@@ -103,7 +108,8 @@ def run_command(
     out: Out = None,
     resume: Resume = False,
     track: Annotated[
-        Literal["tensorboard", "mlflow"] | None, typer.Option(help="Also report to a tracker, inside the run folder.")
+        Literal["tensorboard", "mlflow", "wandb"] | None,
+        typer.Option(help="Also report to a tracker, inside the run folder."),
     ] = None,
     split_search: Annotated[
         bool, typer.Option("--split-search", help="Instead try which layers should be global, as 'mixfed split' does.")

@@ -15,7 +15,7 @@ import typer
 from rich.progress import Progress
 
 from mixfed.backends.distributed.launch import ranks_here, started_by_torchrun
-from mixfed.cli.console import sentence, stderr
+from mixfed.cli.console import notes, sentence, stderr
 from mixfed.core import faults
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments.report.bars import bars
@@ -120,7 +120,7 @@ class Interrupts:
 
 def progress() -> AbstractContextManager[Progress]:
     """Live bars on standard error."""
-    return bars(stderr)
+    return bars(notes)
 
 
 def report_faults(result: Result) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 
 from rich.console import Console
 
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
+"""Progress and remarks, which ``--quiet`` hides."""
 stdout = Console(highlight=False, markup=False, emoji=False)
 
 _OPENERS = frozenset(("a", "an", "each", "every", "no", "the", "there", "this"))
@@ -25,7 +28,13 @@ def sentence(text: object) -> None:
 
 def be_quiet(quiet: bool) -> None:
     """Whether this process prints nothing, because another one of the same run does."""
-    stdout.quiet = stderr.quiet = quiet
+    stdout.quiet = stderr.quiet = notes.quiet = quiet
+
+
+def tell_more_or_less(*, quiet: bool, verbose: bool) -> None:
+    """Hides progress and remarks, or shows what the package logs on its way as well."""
+    notes.quiet = quiet
+    logging.getLogger("mixfed").setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
 
 
 def show_what_can_be_shown() -> None:

@@ -19,6 +19,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
+from mixfed.evaluate.of_classes import CLASS_METRICS, as_logits, measured
 from mixfed.evaluate.ranking import Recall
 from mixfed.evaluate.registry import METRICS, RECALLS
 
@@ -42,6 +43,7 @@ def accuracy(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 EXAMPLE_METRICS: dict[str, Metric] = {"accuracy": accuracy, **{name: Recall(k) for name, k in RECALLS.items()}}
+COLLECTED = ("y", "scores", "protected", "logits", "classes")
 Metrics = Sequence[str | Metric]
 """Metrics by name, and functions of the user's own, each of which has the name of its function."""
 
@@ -138,13 +140,13 @@ class Figures:
         self._functions = EXAMPLE_METRICS | {"loss": model.criterion} | own
         self.examples = 0
         self._totals: dict[str, float] = {}
-        self._collected: dict[str, list[NDArray[Any]]] = {"y": [], "scores": [], "protected": []}
+        self._collected: dict[str, list[NDArray[Any]]] = {name: [] for name in COLLECTED}
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Takes the outputs for one batch."""
         self.examples += len(next(iter(batch.values())))
         for name in self.metrics:
-            if name in RANKING_METRICS:
+            if name in RANKING_METRICS or name in CLASS_METRICS:
                 continue
             values = self._functions[name](outputs, batch)
             self._totals[name] = self._totals.get(name, 0.0) + float(values.double().sum())
@@ -152,6 +154,9 @@ class Figures:
             found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
             for name, x in (found | {n: batch[n] for n in ("protected",) if n in batch}).items():
                 self._collected[name].append(x.cpu().numpy())
+        if any(name in CLASS_METRICS for name in self.metrics):
+            for name, array in as_logits(outputs, batch["y"]).items():
+                self._collected[name].append(array)
 
     def parts(self) -> tuple[int, dict[str, float], dict[str, list[NDArray[Any]]]]:
         """Everything so far, for :meth:`merge` in another process."""
@@ -169,7 +174,7 @@ class Figures:
     def sums(self) -> dict[str, float]:
         """The sum of each metric over the examples so far, and their number; for metrics that are means."""
         for name in self.metrics:
-            if name in RANKING_METRICS:
+            if name in RANKING_METRICS or name in CLASS_METRICS:
                 raise InputError(f"The metric {name} needs all scores in one place, and clients send sums only.")
         return {**self._totals, "examples": float(self.examples)}
 
@@ -178,7 +183,9 @@ class Figures:
         found = {name: total / self.examples for name, total in self._totals.items()}
         arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
         found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
-        return {name: found[name] for name in self.metrics}
+        of_classes = [name for name in self.metrics if name in CLASS_METRICS]
+        several = measured(of_classes, arrays) if of_classes else {}
+        return {key: x for name in self.metrics for key, x in several.get(name, {name: found.get(name, 0.0)}).items()}
 
 
 def _of_examples(metric: Metric) -> Metric:

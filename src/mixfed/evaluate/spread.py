@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,8 +15,9 @@ from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
 from mixfed.evaluate.metrics import EXAMPLE_METRICS
-from mixfed.evaluate.personal import models
+from mixfed.evaluate.personal import in_one_place, models
 
 
 def by_client(
@@ -45,6 +46,28 @@ def by_client(
     for batches in _answers_of(algorithm, params, privates, data, clients):
         found.append(np.concatenate([values(outputs, batch) for batch, outputs in batches]).mean())
     return np.array([value for part in privates.from_all(found) for value in part])
+
+
+def spread_test(
+    algorithm: Algorithm, data: FederatedData, metrics: Sequence[Any], percentiles: Mapping[str, int]
+) -> Callable[[Params, Any], dict[str, float]]:
+    """Percentiles over clients of each metric on the clients' own examples, as ``metric_NAME`` for every name.
+
+    Metrics are ``loss`` and those that are means over examples.
+    """
+    for metric in metrics:
+        if metric != "loss" and metric not in EXAMPLE_METRICS:
+            raise InputError(f"Percentiles over clients are of loss and of means over examples, not of '{metric}'.")
+    clients = np.flatnonzero(data.sizes() > 0)
+
+    def evaluate(params: Params, privates: Any) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for metric in metrics:
+            values = by_client(algorithm, params, in_one_place(privates), data, metric, clients)
+            found |= {f"{metric}_{name}": float(np.percentile(values, p)) for name, p in percentiles.items()}
+        return found
+
+    return evaluate
 
 
 def confusion(

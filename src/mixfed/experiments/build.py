@@ -34,13 +34,14 @@ from mixfed.data.store import CentralData, FederatedData, spread
 from mixfed.errors import InputError
 from mixfed.evaluate.metrics import Metric, evaluator, measure, metric_sums, name_of
 from mixfed.evaluate.personal import averaged_test, combined, local_test, new_test
+from mixfed.evaluate.spread import spread_test
 from mixfed.experiments import own
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.methods import find_algorithm
 from mixfed.experiments.networks import build_model
 from mixfed.experiments.own import short
-from mixfed.experiments.recipe import Recipe, SimulatorSection, StopSection, Training, optimizer_of
+from mixfed.experiments.recipe import LOCAL_PERCENTILES, Recipe, SimulatorSection, StopSection, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import is_own, parameters
 from mixfed.experiments.scores import small_is_good
@@ -282,6 +283,9 @@ def _evaluation(recipe: Recipe, scenario: Scenario, algorithm: Algorithm) -> Eva
                     f" data.own_{on}."
                 )
             found.append(local_test(algorithm, theirs, metrics, clients=clients, name=name, on=on))
+    percentiles = {name: p for name, p in LOCAL_PERCENTILES.items() if name in sets}
+    if percentiles:
+        found.append(spread_test(algorithm, _own(recipe, scenario, "local"), metrics, percentiles))
     for name, test in (("new", new_test), ("averaged", averaged_test)):
         if name in sets:
             found.append(test(algorithm, _part(on, scenario, "all"), metrics))

@@ -221,8 +221,9 @@ class RowExchange:
     by_touch: bool = False
 
 
+LOCAL_PERCENTILES = {f"local_p{p}": p for p in (10, 50, 90)}
 EVALUATION_SETS = (
-    *("all", "clients", "centre", "local", "new", "averaged", "old", "joined"),
+    *("all", "clients", "centre", "local", *LOCAL_PERCENTILES, "new", "averaged", "old", "joined"),
     *("adversary", "postfit"),
 )
 
@@ -236,7 +237,8 @@ class EvaluateSection:
     that is on clients, those of the kind that is at the centre. ``local`` asks every client's own model about its own
     examples, ``new`` all clients' models about all examples (the mean of their outputs), ``averaged`` the model with
     the mean of their weights; ``old`` and ``joined`` are the local test of those who were there and of the device that
-    joins. ``adversary`` asks clients' adversaries about protected attributes, ``postfit`` fresh ones.
+    joins. ``local_p10``, ``local_p50`` and ``local_p90`` are percentiles over clients of the local test. ``adversary``
+    asks clients' adversaries about protected attributes, ``postfit`` fresh ones.
     """
 
     every: int = 10

@@ -12,7 +12,7 @@ from mixfed.errors import InputError
 from mixfed.experiments import own
 from mixfed.experiments.recipe import Recipe
 
-_SMALL_IS_GOOD = ("loss", "parity_gap", "odds_gap")
+_SMALL_IS_GOOD = ("loss", "parity_gap", "odds_gap", "calibration_error")
 _OF_THEIR_OWN = {"adversary": "adversary_auc", "postfit": "postfit_auc"}
 """Evaluation sets that have one metric, whatever the recipe's metrics are."""
 

@@ -1,12 +1,13 @@
-"""Trackers: a run's metrics and costs in TensorBoard or MLflow, as callbacks that are closed at the end.
+"""Trackers: a run's metrics and costs in TensorBoard, MLflow or Weights & Biases, as callbacks with an end.
 
-Both keep their files inside the run folder unless told otherwise, and both go on with the same curve when a run is
+All keep their files inside the run folder unless told otherwise, and go on with the same curve when a run is
 resumed: a round that is run again is not shown twice.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -96,7 +97,42 @@ class MLflow:
         return max(steps, default=0)
 
 
-TRACKERS: Mapping[str, Callable[[Path, Recipe, bool], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB:
+    """A Weights & Biases run in ``folder/wandb``; WANDB_MODE and the other variables of wandb say where it goes.
+
+    A resumed run goes on in the same one, which is kept in ``folder/wandb-run-id``.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe, resume: bool = False) -> None:
+        wandb = from_extra("wandb", "wandb", "Tracking with wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        identity = folder / "wandb-run-id"
+        if not (resume and identity.is_file()):
+            identity.write_text(secrets.token_hex(4))
+        self._run = wandb.init(
+            project=recipe.name or "mixfed",
+            name=f"{recipe.algorithm}-seed{recipe.seed}",
+            id=identity.read_text(),
+            resume="allow",
+            dir=str(folder),
+            config=recipe.table(),
+        )
+
+    def __call__(self, record: Record) -> None:
+        """Writes one round."""
+        if values := _values(record):
+            self._run.log(values, step=record.round)
+
+    def close(self) -> None:
+        """Marks the run as ended."""
+        self._run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[Path, Recipe, bool], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
 
 
 def _values(record: Record) -> dict[str, float]:

@@ -32,11 +32,13 @@ def bars(console: Console | None = None) -> Iterator[Progress]:
 @contextmanager
 def _warnings_above(bar: Progress) -> Iterator[None]:
     """Shows what the library warns of above the bar, whose last line remembers that there was something."""
-    log, handler = logging.getLogger("mixfed"), logging.Handler(logging.WARNING)
+    log, handler = logging.getLogger("mixfed"), logging.Handler()
 
     def emit(record: logging.LogRecord) -> None:
-        bar.console.print(record.getMessage(), style="yellow", markup=False, highlight=False, soft_wrap=True)
-        for task in bar.task_ids[-1:]:
+        warns = record.levelno >= logging.WARNING
+        style = "yellow" if warns else "dim"
+        bar.console.print(record.getMessage(), style=style, markup=False, highlight=False, soft_wrap=True)
+        for task in bar.task_ids[-1:] if warns else ():
             bar.update(task, warned="warned")
 
     handler.emit = emit  # type: ignore[method-assign]
