@@ -66,8 +66,8 @@ def test_auc_refuses_what_has_no_two_sides() -> None:
     binary = Model(nn.Linear(4, 1), binary_cross_entropy)
     with pytest.raises(InputError, match="two labels"):
         measure(binary, binary.initial(), examples(20, 1), ["auc"])
-    with pytest.raises(InputError, match="no metric 'f1'"):
-        evaluator(binary, examples(20, 2), ["f1"])
+    with pytest.raises(InputError, match="no metric 'f2'"):
+        evaluator(binary, examples(20, 2), ["f2"])
 
 
 def test_accuracy_of_sequences_and_several_labels() -> None:

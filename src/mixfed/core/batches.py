@@ -71,6 +71,13 @@ class Sample:
         return np.minimum(wanted, available)
 
 
+@dataclass
+class Memory:
+    """What an optimizer ``kept`` of earlier rounds, by the number of the move; training puts its own in its place."""
+
+    kept: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Batches:
     """What one client (or the centre) trains on in a round: fields [steps, batch, …].
@@ -78,7 +85,8 @@ class Batches:
     Under vmap the tensors stand for a whole chunk of clients: ``mask`` [steps, batch] marks the real examples and
     ``active`` [steps] the real steps, where clients differ. Without vmap, ``counts`` trims the padding instead.
     ``kernel`` is a better way to train on these batches, where somebody knows one (:class:`mixfed.core.train.Kernel`),
-    and ``extra`` has numbers of each client that it needs.
+    and ``extra`` has numbers of each client that it needs. ``memory`` is what the optimizer remembers of earlier
+    rounds, where it does.
     """
 
     source: str
@@ -92,6 +100,7 @@ class Batches:
     vectorised: bool = False
     kernel: Kernel | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Memory | None = None
 
     @classmethod
     def without_data(cls, steps: int, device: torch.device | str = "cpu") -> Batches:

@@ -124,7 +124,7 @@ class LocalTrainer:
         want_gradient: bool = False,
     ) -> Trained:
         """Runs the optimizer over the batches, starting from ``params`` (which is left untouched)."""
-        if batches.kernel is not None:
+        if batches.kernel is not None and batches.memory is None:
             trained = batches.kernel.train(self, params, batches, round, correction, loss, want_gradient=want_gradient)
             if trained is not None:
                 return trained
@@ -133,6 +133,9 @@ class LocalTrainer:
         weights = {name: start[name] for name in self.model.trainable}
         buffers = _own_buffers({n: start[n] for n in self.model.buffers}, batches)
         memories = {move.names: self.optimizer.init({n: weights[n] for n in move.names}) for move in moves}
+        if batches.memory is not None:
+            kept = batches.memory.kept
+            memories |= {move.names: kept[str(i)] for i, move in enumerate(moves) if str(i) in kept}
         rate = self.optimizer.rate(round)
         total_loss: Tensor | float = 0.0
         total_gradient: Params = {}
@@ -162,6 +165,8 @@ class LocalTrainer:
                     memories[move.names] = remembered
             owned = active is None
             total_loss = total_loss + value
+        if batches.memory is not None:
+            batches.memory.kept = {str(i): memories[move.names] for i, move in enumerate(moves) if memories[move.names]}
         mean_loss = torch.as_tensor(total_loss / batches.steps)
         return Trained(weights | buffers, mean_loss, batches.steps, total_gradient or None)
 

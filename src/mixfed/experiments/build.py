@@ -46,6 +46,7 @@ from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.schema import is_own, parameters
 from mixfed.experiments.scores import small_is_good
 from mixfed.transforms.bound import bounded
+from mixfed.transforms.memory import keep_memory
 from mixfed.transforms.rows.exchange import exchange_rows
 
 
@@ -163,6 +164,8 @@ def build_algorithm(recipe: Recipe, scenario: Scenario) -> tuple[Algorithm, Fede
     mixes = _mixes(recipe)
     setup = build_setup(recipe, scenario, model)
     algorithm = entry.make(setup, **recipe.algorithm_options())
+    if recipe.client.keep_memory and algorithm.batching:
+        algorithm = keep_memory(algorithm, setup.client)
     on_clients = recipe.regulariser.name != "none" and not mixes
     if recipe.rows.exchange and algorithm.batching and not on_clients:
         algorithm = exchange_rows(algorithm, by_touch=recipe.rows.by_touch)

@@ -183,9 +183,13 @@ class Training:
 
 @dataclass(frozen=True)
 class ClientTraining(Training):
-    """Local training on clients, which drop an update whose norm is above ``bound`` (0: there is no bound)."""
+    """Local training on clients, which drop an update whose norm is above ``bound`` (0: there is no bound).
+
+    With ``keep_memory`` momentum, or Adam's moments, stay on the client from round to round.
+    """
 
     bound: float = 0.0
+    keep_memory: bool = False
 
 
 @dataclass(frozen=True)
