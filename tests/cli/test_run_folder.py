@@ -42,7 +42,7 @@ def stopped_after(rounds: int, folder: Path, *settings: str) -> RunFolder:
         done.append(record.round)
 
     run = RunFolder(folder)
-    run_in_folder(build(tiny(*settings)), run, callbacks=[note], should_stop=lambda: len(done) >= rounds - 1)
+    run_in_folder(build(tiny(*settings)), run, callbacks=[note], should_stop=lambda: len(done) >= rounds)
     assert len(done) == rounds
     return run
 
