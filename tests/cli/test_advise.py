@@ -24,7 +24,7 @@ from .tools import TINY, last_json, mixfed, refused
 
 def test_digits_of_which_half_are_at_the_centre(tmp_path: Path) -> None:
     """The methods that mix learn all ten digits; those of clients or centre alone, and Feddle, cannot."""
-    command = ["advise", "digits", "--rounds", "16", *TINY, "--executor", "loop", "--minutes", "0.1", "--json"]
+    command = ["advise", "digits", "--rounds", "16", *TINY, "--executor", "loop", "--minutes", "0.4", "--json"]
     done = mixfed(*command, "--out", tmp_path / "out")
     found = last_json(done)
     assert set(found) == {"advice", "ruled_out"}
