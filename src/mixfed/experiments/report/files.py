@@ -25,5 +25,5 @@ def write_json(path: Path, found: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text as UTF-8."""
-    write_atomically(path, text.encode())
+    """A text as UTF-8; bytes of a path that this terminal's letters do not tell stay what they are."""
+    write_atomically(path, text.encode("utf-8", "surrogateescape"))
