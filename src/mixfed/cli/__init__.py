@@ -267,6 +267,19 @@ def report_command(
     report.execute(folders, out)
 
 
+@app.command("predict")
+def predict_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    data: Annotated[Path, typer.Option(help="File with the examples: .npz, CSV, Parquet, Arrow.", metavar="FILE")],
+    out: Annotated[Path | None, typer.Option(help="CSV to write; beside the file by default.", metavar="FILE")] = None,
+    client: Annotated[int | None, typer.Option(help="Ask this client's own model.")] = None,
+) -> None:
+    """Answer the examples in a file with the trained network of a run."""
+    from mixfed.cli import using
+
+    using.answer_file(run, data, out, client)
+
+
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],

@@ -1,0 +1,90 @@
+"""``mixfed predict``: what the trained network of a run answers to the examples in a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixfed.core.batches import gather
+from mixfed.data.again import read_like
+from mixfed.data.columns import read_columns
+from mixfed.data.prepare import Pixels
+from mixfed.data.store import CentralData
+from mixfed.errors import InputError, explained
+from mixfed.experiments.folder import RunFolder
+from mixfed.experiments.report.files import write_text
+from mixfed.experiments.using import load
+
+AT_ONCE = 1024
+
+
+def predict_file(
+    run: str | Path, file: str | Path, out: str | Path | None = None, *, client: int | None = None
+) -> Path:
+    """Writes a CSV with a row for each example of the file: the answer, and how sure the network is of it.
+
+    A run of files reads this one as it read them (the same columns, words and scale; labels are not needed). For other
+    runs the file has a field ``x`` as the network takes it. Returns where the answers are.
+    """
+    folder, file = RunFolder(run), Path(file)
+    network = load(run, client=client)
+    data, names = _examples(folder, file)
+    found = []
+    for start in range(0, len(data), AT_ONCE):
+        batch = gather(data, np.arange(start, min(start + AT_ONCE, len(data))))
+        with torch.no_grad(), explained(f"The network of {folder.path} cannot answer the examples in {file}"):
+            found.append(network(batch["x"]))
+    target = Path(out) if out else file.with_name(f"{file.name.split('.')[0]}-answers.csv")
+    write_text(target, _table(torch.cat(found), folder.stored().model.criterion, names))
+    return target
+
+
+def _examples(folder: RunFolder, file: Path) -> tuple[CentralData, list[str]]:
+    """The examples as the network takes them, and the names of its classes."""
+    facts = folder.known_facts()
+    names = facts.get("confusion", {}).get("labels", [])
+    if folder.data.is_file():
+        learnt = json.loads(folder.data.read_bytes())
+        arrays = read_like(file, learnt, labels=False)
+        names = [str(value) for value in learnt["encoding"]["values"].get("y", [])] or names
+    else:
+        arrays = read_columns(file, ["x"])
+    wanted = facts.get("network", {}).get("input")
+    if wanted is None:
+        raise InputError(f"The network of the run in {folder.path} takes more than one field; ask it in Python.")
+    pixels = arrays["x"].dtype == np.uint8 and arrays["x"].ndim == 4
+    if not pixels and list(arrays["x"].shape[1:]) != wanted["shape"]:
+        shape = list(arrays["x"].shape[1:])
+        raise InputError(f"An example in {file} has the shape {shape}, and the network takes {wanted['shape']}.")
+    if not pixels:
+        arrays = {"x": arrays["x"].astype(wanted["dtype"])}
+    return CentralData({"x": arrays["x"]}, Pixels() if pixels else None), names
+
+
+def _table(outputs: Tensor, criterion: str, names: list[str]) -> str:
+    """Answers as CSV: classes by their names with a probability, or the numbers that the network gives."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    if criterion not in ("cross_entropy", "binary_cross_entropy"):
+        columns = outputs.reshape(len(outputs), -1)
+        rows.writerow(["answer"] if columns.shape[1] == 1 else [f"answer_{i}" for i in range(columns.shape[1])])
+        rows.writerows([[f"{value:.6g}" for value in row] for row in columns.tolist()])
+        return text.getvalue()
+    one = outputs.reshape(len(outputs), -1)
+    logits = torch.cat([torch.zeros_like(one), one], 1) if criterion == "binary_cross_entropy" else one
+    chance, answer = logits.softmax(1).max(1)
+    rows.writerow(["answer", "probability"])
+    for place, sure in zip(answer.tolist(), chance.tolist(), strict=True):
+        rows.writerow([_name(names, place), f"{sure:.4f}"])
+    return text.getvalue()
+
+
+def _name(names: list[Any], place: int) -> Any:
+    return names[place] if place < len(names) else place

@@ -1,0 +1,86 @@
+"""``mixfed predict``: a file without labels is read as the run read its own, and gets the network's answers."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mixfed
+from tests.cli.tools import here, refused
+
+RECIPE = """
+rounds = 20
+cohort = 4
+[data]
+source = "files"
+clients = "shops.csv"
+client = "shop"
+fields = { x = ["size", "colour"], y = "fruit" }
+test = "test.csv"
+[model]
+name = "mlp"
+hidden = [8]
+[client]
+learning_rate = 0.3
+batch_size = 4
+steps = 4
+[simulator]
+executor = "loop"
+"""
+
+
+def write(file: Path, rows: int, seed: int, *, labels: bool = True) -> list[str]:
+    """Small red cherries and large green melons; what each is."""
+    draw = np.random.default_rng(seed)
+    kinds = draw.integers(0, 2, rows)
+    names = [("cherry", "melon")[kind] for kind in kinds]
+    with file.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["shop", "size", "colour", *(["fruit"] if labels else [])])
+        for i, kind in enumerate(kinds):
+            size = draw.normal(2 + 18 * kind, 1)
+            table.writerow([f"s{i % 5}", f"{size:.2f}", ("red", "green")[kind], *([names[i]] if labels else [])])
+    return names
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answering")
+    write(folder / "shops.csv", 60, 0)
+    write(folder / "test.csv", 20, 1)
+    (folder / "fruit.toml").write_text(RECIPE)
+    here("run", folder / "fruit.toml", "--out", folder / "run")
+    return folder
+
+
+def test_a_file_without_labels_is_answered(trained: Path) -> None:
+    true = write(trained / "new.csv", 15, 2, labels=False)
+    here("predict", trained / "run", "--data", trained / "new.csv")
+    with (trained / "new-answers.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["answer"] for row in rows] == true
+    assert all(0.5 < float(row["probability"]) <= 1 for row in rows)
+
+
+def test_what_cannot_be_answered(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.csv").write_text("shop,size\ns1,3\n")
+    assert "colour" in refused(capsys, "predict", trained / "run", "--data", tmp_path / "wrong.csv")
+    assert "holds no finished run" in refused(capsys, "predict", tmp_path, "--data", tmp_path / "wrong.csv")
+    assert "own" in refused(capsys, "predict", trained / "run", "--data", trained / "new.csv", "--client", "1")
+
+
+def test_other_runs_take_a_field_x(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here("run", "digits", "--rounds", "1", "--executor", "loop", "--out", tmp_path / "run")
+    x = np.random.default_rng(0).random((4, 64), np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    here("predict", tmp_path / "run", "--data", tmp_path / "x.npz", "--out", tmp_path / "answers.csv")
+    with (tmp_path / "answers.csv").open() as stream:
+        answers = [int(row["answer"]) for row in csv.DictReader(stream)]
+    import torch
+
+    assert answers == mixfed.load(tmp_path / "run")(torch.from_numpy(x)).argmax(1).tolist()
+    np.savez(tmp_path / "wide.npz", x=np.zeros((2, 65), np.float32))
+    assert "[65]" in refused(capsys, "predict", tmp_path / "run", "--data", tmp_path / "wide.npz")
