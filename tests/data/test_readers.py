@@ -195,5 +195,5 @@ def test_a_partitioner_needs_a_dataset() -> None:
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, extra: str, call: object) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"pip install \"mixfed\[{extra}\]\""):
+    with pytest.raises(InputError, match=rf"pip install 'mixfed\[{extra}\]'"):
         call()  # type: ignore[operator]

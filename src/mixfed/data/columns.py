@@ -5,7 +5,6 @@ The libraries behind all but .npz are extras, imported only when used.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.data._files import load_npz, reading, require_fields, require_room
-from mixfed.errors import InputError
+from mixfed.errors import InputError, from_extra
 
 Columns = dict[str, NDArray[Any]]
 Size = tuple[int, int] | None
@@ -25,11 +24,7 @@ GAPS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]
 
 def extra(module: str, extra: str) -> Any:
     """A module of a package that is an extra, or a sentence that says which."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.split(".")[0]
-        raise InputError(f"this needs the package '{package}'; pip install \"mixfed[{extra}]\"") from error
+    return from_extra(module, extra, f"What is read by the package '{module.partition('.')[0]}'")
 
 
 def parquet(file: str | Path, names: Sequence[str] | None) -> Columns:

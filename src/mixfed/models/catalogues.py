@@ -7,13 +7,12 @@ file (:mod:`mixfed.models.weights`), so that nothing is downloaded.
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from mixfed.errors import InputError
+from mixfed.errors import InputError, from_extra
 
 
 def from_torchvision(name: str) -> Callable[..., nn.Module]:
@@ -50,9 +49,9 @@ CATALOGUES: dict[str, Callable[[str], Callable[..., nn.Module]]] = {
 
 def _package(extra: str, module: str) -> Any:
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'A network of {extra} needs the package; pip install "mixfed[{extra}]".') from error
+        return from_extra(module, extra, f"A network of {extra}")
+    except InputError:
+        raise
     except Exception as error:  # a build for another PyTorch fails in its own way
         line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(f"{extra} does not work here ({line}); install its build for this PyTorch.") from error
