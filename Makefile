@@ -22,7 +22,7 @@ test: $(VENV)/installed-test browser
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # The report is tried in a browser, which comes from Debian's packages where the machine may install them.
 browser:
