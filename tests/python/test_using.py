@@ -91,5 +91,6 @@ def test_a_run_of_objects_wants_its_network_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported(run: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no finished run" in refused(capsys, "export", tmp_path)
+    assert "Is a directory" in refused(capsys, "export", run[0], "--out", tmp_path)
     with pytest.raises(mixfed.InputError, match="exported to state_dict or onnx"):
         mixfed.export(run[0], "pickle")

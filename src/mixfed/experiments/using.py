@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from mixfed.core.algorithm import CLIENTS
 from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.files import write_atomically
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
 from mixfed.errors import InputError, explained, from_extra
@@ -56,15 +58,18 @@ def export(folder: str | Path, to: str, out: str | Path | None = None, *, networ
         raise InputError(f"A model is exported to {' or '.join(FORMATS)}, not to '{to}'.")
     module = load(folder, network=network)
     file = Path(out) if out else Path(folder) / ("model.pt" if to == "state_dict" else "model.onnx")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if to == "state_dict":
-        torch.save(module.state_dict(), file)
-    else:
-        _write_onnx(module, _example(RunFolder(folder)), file)
+    write_atomically(file, _as_state_dict(module) if to == "state_dict" else _as_onnx(module, RunFolder(folder)))
     return file
 
 
-def _write_onnx(module: nn.Module, example: Tensor, file: Path) -> None:
+def _as_state_dict(module: nn.Module) -> bytes:
+    """What ``torch.load`` reads."""
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+def _as_onnx(module: nn.Module, run: RunFolder) -> bytes:
     """The network as a function of a batch of any size."""
     for name in ("onnx", "onnxscript"):
         from_extra(name, "onnx", "An export to ONNX")
@@ -72,7 +77,7 @@ def _write_onnx(module: nn.Module, example: Tensor, file: Path) -> None:
     with explained("The network cannot be written as ONNX"):
         program = torch.onnx.export(
             module,
-            (example,),
+            (_example(run),),
             dynamo=True,
             input_names=["x"],
             output_names=["outputs"],
@@ -80,7 +85,7 @@ def _write_onnx(module: nn.Module, example: Tensor, file: Path) -> None:
             verbose=False,
         )
         assert program is not None
-        program.save(str(file))
+        return bytes(program.model_proto.SerializeToString())
 
 
 def _example(run: RunFolder) -> Tensor:
