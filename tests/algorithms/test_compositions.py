@@ -16,8 +16,9 @@ from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import fed_ft, hfcl
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.makers import Setup
-from mixfed.algorithms.mixed import gradient_1way, gradient_2way
+from mixfed.algorithms.mixed import example_transfer, gradient_1way, gradient_2way
 from mixfed.algorithms.registry import ALGORITHMS
+from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
 from mixfed.backends.simulator import Simulator
 from mixfed.core import optim, tree
@@ -220,3 +221,14 @@ def test_all_that_was_sent_is_all_that_was_meant_but_for_the_last_loss(schedule:
         balance = sum(x[name] for x in sent) - (sum(x[name] for x in meant) - e)
         torch.testing.assert_close(balance, torch.zeros_like(e), rtol=0, atol=1e-5)
     assert float(tree.norm(lost)) > 0
+
+
+def test_rows_of_central_examples_are_refused_over_bytes() -> None:
+    """A client cannot name the rows of examples that it has not received; the simulator knows them."""
+    model = small_table()
+    on_device = LocalTrainer(model, optim.sgd(0.1), Batching(3, steps=1))
+    algorithm = exchange_rows(example_transfer(on_device, ratio=0.5))
+    clients, central, _ = blobs(clients=6)
+    assert run(algorithm, clients, central=central, rounds=1, cohort=3).rounds == 1
+    with pytest.raises(InputError, match="leave out exchange_rows, or use the simulator"):
+        run(algorithm, clients, central=central, rounds=1, cohort=3, backend=Loopback())

@@ -21,7 +21,7 @@ from mixfed.backends.messages import Messages
 from mixfed.backends.runtime import for_every_table
 from mixfed.backends.work import fits, norm_of
 from mixfed.core import tree
-from mixfed.core.algorithm import CLIENTS, Message, Reply, Upload
+from mixfed.core.algorithm import CLIENTS, Algorithm, Message, Reply, Upload
 from mixfed.core.backend import Collected, Question, Run
 from mixfed.core.batches import drawn_for
 from mixfed.core.jobs import Jobs
@@ -29,6 +29,7 @@ from mixfed.core.ledger import Cost
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.transforms.rows.select import ID_BYTES, serve, shared
+from mixfed.transforms.travel import what_travels
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Letter:
 
     common: bytes
     own: bytes
+
+
+def _refuse_rows_of_examples(algorithm: Algorithm) -> None:
+    """A client names the rows that it needs before it knows the central examples that come with them."""
+    if algorithm.rows and any(m.examples for sent in what_travels(algorithm).messages.values() for m in sent):
+        raise InputError(
+            f"The clients of {algorithm.name} receive central examples and exchange rows, and over bytes they cannot"
+            " name the rows of examples that they have not received; leave out exchange_rows, or use the simulator."
+        )
 
 
 class Correspondence:
@@ -48,6 +58,7 @@ class Correspondence:
     """
 
     def __init__(self, run: Run, say: Callable[[str], None] = lambda sentence: None) -> None:
+        _refuse_rows_of_examples(run.algorithm)
         self.say = say
         self.run, self.algorithm, self.ledger = run, run.algorithm, run.ledger
         self.device = run.algorithm.model.device
