@@ -46,7 +46,7 @@ bench: $(BENCH)/installed $(JAX)/installed
 	$(BENCH)/bin/python benchmarks/asynchronous.py
 	$(BENCH)/bin/python benchmarks/rows.py
 
-# For a developer: mixfed beside hand-written code, in less than three minutes.
+# For a developer: mixfed beside hand-written code, meant for three minutes on a quiet machine.
 bench-quick: $(VENV)/installed
 	$(BIN)/python benchmarks/run.py --quick
 
