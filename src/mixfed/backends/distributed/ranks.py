@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -170,7 +171,12 @@ class Ranks:
 
 @contextmanager
 def join_ranks(timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """The ranks that ``torchrun`` started, which wait so many seconds for each other."""
+    """The ranks that ``torchrun`` started, which wait so many seconds for each other.
+
+    When the ranks part, gloo's threads must end with them: a thread that outlives the interpreter aborts the process.
+    The functions of ``torch.distributed.nn`` have the group of the moment of their import for a default, and whoever
+    takes the first gradient imports them. So this module does, before there is a group that they could keep alive.
+    """
     if not started_by_torchrun():
         raise InputError("Ranks are started by torchrun, and this process was not; see docs/scale.md.")
     if not timeout > 0:
