@@ -26,8 +26,8 @@ from mixfed.backends.flower.post import GridPost
 from mixfed.backends.parcels import Parcel, marks
 from mixfed.experiments.app import write_app
 from mixfed.experiments.build import build
-from mixfed.experiments.federation import dealt, federated
-from mixfed.experiments.folder import RunFolder, identity
+from mixfed.experiments.federation import dealt, experiment_of, federated
+from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.request import Request
 from mixfed.experiments.running import run_in_folder
 
@@ -112,15 +112,16 @@ def measured(cold: bool, rounds: int, megabytes: int) -> dict[str, Any]:
             found["slowest round"] = max(laps[1:])
             found["of a job: at work"] = backend.traffic.at_work / backend.traffic.jobs
             found["of a job: all"] = backend.traffic.seconds / backend.traffic.jobs
-            post, header = GridPost(grid), marks(identity(recipe)) | {"kind": "nudge"}
-            site, nudge = min(post.sites()), Parcel(header)
-            found["an empty parcel"] = statistics.median(
-                there_and_back(post, site, Parcel(header), nudge) for _ in range(5)
-            )
+            post, header = GridPost(grid), marks(experiment_of(recipe)) | {"kind": "echo"}
+            site, empty = min(post.sites()), Parcel(header)
+            found["an empty parcel"] = statistics.median(there_and_back(post, site, empty, empty) for _ in range(5))
             if megabytes:
-                large = Parcel(header | {"kind": "echo"}, os.urandom(megabytes * MB))
-                found[f"{megabytes} MB there and back"] = there_and_back(post, site, large, nudge)
-                found["the same through a socket"] = wire(megabytes * MB)
+                for turn in ("the first time", "the second time"):  # memory is got from the system only once
+                    large = Parcel(header, os.urandom(megabytes * MB))
+                    took = there_and_back(post, site, large, empty)
+                    found[f"{megabytes} MB there and back, {turn}"] = took
+                found["the same through a socket each way"] = wire(megabytes * MB)
+                found["through two sockets each way"] = 2 * wire(megabytes * MB)
     return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
     from mixfed.algorithms.baselines import center, local_only, transfer
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
-    from mixfed.algorithms.feddle.search import Search, feddle
+    from mixfed.algorithms.feddle.central import CentralAnchor
+    from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
     from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
     from mixfed.algorithms.local_global import local_global
     from mixfed.algorithms.makers import Setup
@@ -51,7 +52,8 @@ _HOMES = {
     "algorithms.asynchronous": ["ca2fl", "fedasync", "fedbuff"],
     "algorithms.baselines": ["center", "local_only", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
-    "algorithms.feddle.search": ["Search", "feddle"],
+    "algorithms.feddle.central": ["CentralAnchor"],
+    "algorithms.feddle.search": ["Search", "feddle", "feddle_plus"],
     "algorithms.hybrid": ["fed_ft", "feddf", "hfcl"],
     "algorithms.local_global": ["local_global"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
@@ -90,7 +92,7 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "ca2fl", "fedasync", "fedbuff",
     "center", "local_only", "transfer",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
-    "Search", "feddle", "fed_ft", "feddf", "hfcl",
+    "CentralAnchor", "Search", "feddle", "feddle_plus", "fed_ft", "feddf", "hfcl",
     "local_global",
     "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel", "mtl",
     "Simulator", "Distributed", "join_ranks", "Batching", "Checkpoints", "save_params",

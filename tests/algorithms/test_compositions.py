@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.hybrid import fed_ft, hfcl
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.makers import Setup
-from mixfed.algorithms.mixed import example_transfer, gradient_1way, gradient_2way
+from mixfed.algorithms.mixed import Population, example_transfer, gradient_1way, gradient_2way
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.loopback import Loopback
 from mixfed.backends.run import run
@@ -24,6 +25,7 @@ from mixfed.backends.simulator import Simulator
 from mixfed.core import optim, tree
 from mixfed.core.algorithm import Algorithm, Message, Server, State
 from mixfed.core.batches import Batching
+from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.delays import HalfNormal
 from mixfed.core.loop import Result
 from mixfed.core.model import Model
@@ -221,6 +223,32 @@ def test_all_that_was_sent_is_all_that_was_meant_but_for_the_last_loss(schedule:
         balance = sum(x[name] for x in sent) - (sum(x[name] for x in meant) - e)
         torch.testing.assert_close(balance, torch.zeros_like(e), rtol=0, atol=1e-5)
     assert float(tree.norm(lost)) > 0
+
+
+def quantised() -> Algorithm:
+    """The model has a bias after its weight, and the alphabet has it before."""
+    return compress(fedavg(setup(small_mlp()).client), message={"params": quantize(8)}, error_feedback=True)
+
+
+def six_sources() -> Algorithm:
+    """Sources whose gradients are summed, with names that are not in the order of the alphabet."""
+    local = setup(small_mlp())
+    return gradient_2way([Population(local.client, name=name) for name in "fbdaec"], local.central_source())
+
+
+@pytest.mark.parametrize("make", [quantised, six_sources])
+def test_resumed_runs_have_their_names_in_the_order_of_before(make: Callable[[], Algorithm], tmp_path: Path) -> None:
+    data = {name: blobs(seed=i)[0] for i, name in enumerate("fbdaec")} | {"clients": FEDERATED}
+
+    def go(rounds: int, **options: Any) -> Params:
+        backend = Simulator("loop", threads=1)
+        algorithm = make()
+        held = {name: data[name] for name in algorithm.batching}
+        return run(algorithm, held, central=CENTRAL, rounds=rounds, cohort=3, backend=backend, **options).params
+
+    go(3, checkpoints=Checkpoints(tmp_path))
+    resumed, whole = go(6, checkpoints=Checkpoints(tmp_path), resume=True), go(6)
+    assert all(torch.equal(x, whole[name]) for name, x in resumed.items())
 
 
 def test_rows_of_central_examples_are_refused_over_bytes() -> None:

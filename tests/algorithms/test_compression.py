@@ -45,6 +45,15 @@ def test_quantisation_errs_by_less_than_a_level(bits: int, values: np.ndarray) -
     assert tree.nbytes(encoded) == (len(values) if bits == 8 else -(-len(values) // 2)) + 4
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantisation_does_not_depend_on_the_order_of_names(bits: int) -> None:
+    """A resumed run may have its leaves in another order."""
+    x = {"b": torch.randn(50), "a": torch.randn(50)}
+    turned = dict(reversed(x.items()))
+    one, other = (quantize(bits).encode(leaves, torch.tensor(7)) for leaves in (x, turned))
+    assert all(torch.equal(found, other[name]) for name, found in one.items())
+
+
 @given(values=floats, share=st.floats(0.01, 1.0))
 def test_top_k_keeps_exactly_the_largest(values: np.ndarray, share: float) -> None:
     x = {"a": torch.from_numpy(values)}

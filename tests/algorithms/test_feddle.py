@@ -136,6 +136,25 @@ def test_the_search_finds_the_coefficients_of_a_quadratic_negative_ones_included
     assert found.tolist() == pytest.approx([1.75, -0.75], abs=1e-4)
 
 
+def test_a_search_may_end_quietly() -> None:
+    # One anchor (1), a target so far that the gradient hardly changes: Adam's direction is −1 at both of two steps.
+    # At a constant rate c goes 0.01, 0.02. Along the cosine the rates are 0.01 and 0.005. The mean of both is 0.015.
+    model, zero = point([0.0]), torch.zeros(1, dtype=torch.float64)
+    atlas, there = atlas_of(1, [1.0]), server(model, central([1e9]))
+    models = Merged(model, model.initial(), atlas, atlas.factors())
+
+    def ends(**options: Any) -> float:
+        search = Search(Batching(0, steps=2), learning_rate=0.01, **options)
+        return float(searched(models, search, zero, there)[0])
+
+    assert ends() == pytest.approx(0.02, rel=1e-6)
+    assert ends(cosine=True) == pytest.approx(0.015, rel=1e-6)
+    assert ends(tail=1.0) == pytest.approx(0.015, rel=1e-6)
+    assert ends(tail=0.5) == ends()  # the last half of two steps is one
+    with pytest.raises(InputError, match="tail"):
+        ends(tail=1.5)
+
+
 @pytest.mark.parametrize("objective", ["in_domain", "out_of_domain"])
 def test_the_projection_is_the_gradient_that_autograd_finds(objective: str) -> None:
     model = small_mlp(dtype=torch.float64)

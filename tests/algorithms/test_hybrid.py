@@ -170,3 +170,13 @@ def test_hfcl_is_built_on_methods_that_sum(make: Any) -> None:
     model = point([0.0])
     with pytest.raises(InputError, match="build it on fedbuff or fedavg"):
         hfcl(make(trainer(model, 0.5)), trainer(model, 0.5))
+
+
+@pytest.mark.parametrize("other_domain", [False, True])
+def test_feddf_warns_of_classes_that_only_the_server_has(other_domain: bool) -> None:
+    """Clients have 0 and 1, the centre has 2. Labels of another domain say nothing about the task's."""
+    federated, server_data, _ = blobs()
+    local = LocalTrainer(small_mlp(), sgd(0.1), Batching(3, steps=1))
+    algorithm = feddf(local, Batching(8, steps=1), other_domain=other_domain)
+    warned = run(algorithm, federated, central=server_data, rounds=1, cohort=4).warnings
+    assert any("the label 2" in w and "cannot learn" in w for w in warned) is not other_domain

@@ -22,7 +22,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
-from tests.problems import blobs, point, small_mlp, trainer
+from tests.problems import blobs, central, point, small_mlp, targets, trainer
 
 FEDERATED, CENTRAL, _ = blobs()
 
@@ -200,3 +200,15 @@ def test_missing_central_data_is_named() -> None:
     clients, _ = quadratics()
     with pytest.raises(InputError, match="central data 'centre'"):
         run(parallel(trainer(model, 0.1), trainer(model, 0.1)), clients, rounds=1, cohort=1)
+
+
+@pytest.mark.parametrize("by_clients", [False, True])
+def test_the_gradient_of_clients_is_weighted_by_examples_or_as_equation_10_says(by_clients: bool) -> None:
+    # One step each from 0 on all examples: client 0 has three at 4 (g = −4), client 1 one at 8 (g = −8). Weighted by
+    # examples the mean gradient is −(3·4 + 8)/4 = −5, and plainly −6. The update is weighted in both cases: 0.1·5.
+    model = point([0.0])
+    clients, centre = targets([[4.0], [4.0], [4.0]], [[8.0]]), central([0.0])
+    algorithm = gradient_2way(trainer(model, 0.1), trainer(model, 0.1), by_clients=by_clients)
+    result = run(algorithm, clients, central=centre, rounds=1, cohort=2)
+    assert float(result.params["w"]) == pytest.approx(0.5)
+    assert float(result.state["gradients"]["clients"]["w"]) == pytest.approx(-6.0 if by_clients else -5.0)

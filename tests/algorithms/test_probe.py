@@ -13,6 +13,8 @@ from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
+from mixfed.experiments.probing import local_steps
+from mixfed.experiments.recipe import Training
 from tests.problems import point, trainer
 
 
@@ -32,12 +34,12 @@ def measured(weights: tuple[float, float], rounds: int = 3, **options: object) -
 
 def test_dissimilarity_by_hand() -> None:
     # At w = 0 with weights ½: client gradients ½(0 − 1) and ½(0 − 3), mean a = −1; centre b = ½·4·2 = 4; a + b = 3.
-    # G̃² = (1 + 16)/½ − 9 = 25 = (a − b)².  B̃² = 34/9.  σ² = mean of (½², (3/2)²) − 1 = 1.25 − 1 = 0.25.  σ_c² = 0.
+    # G̃² = (1 + 16)/½ − 9 = 25 = (a − b)².  B̃² = 34/9.  σ² = 2·(mean of (½², (3/2)²) − 1) = ½.  σ_c² = 0.
     # Loss: ½·(½·1 + ½·9)/2 + ½·(½·4·4) = 1.25 + 4.  One step of rate 0.1 on the sum: w = −0.3.
     # There: a = ½(−0.3 − 2) = −1.15, b = 2(−0.3 + 2) = 3.4; G̃² = 4.55² = 20.7025.
     found = measured((0.5, 0.5))
     first = {name: values[0, 0] for name, values in found.measured.items()}
-    expected = {"G2": 25.0, "B2": 34 / 9, "sigma2": 0.25, "sigma_c2": 0.0, "gradient2": 9.0, "loss": 5.25}
+    expected = {"G2": 25.0, "B2": 34 / 9, "sigma2": 0.5, "sigma_c2": 0.0, "gradient2": 9.0, "loss": 5.25}
     assert first == pytest.approx(expected, abs=1e-9)
     assert found.measured["G2"][0, 1] == pytest.approx(20.7025, abs=1e-9)
     assert found.largest("G2") == pytest.approx(25.0)
@@ -115,3 +117,22 @@ def test_refusals() -> None:
         measured((1.0, 0.0))
     with pytest.raises(InputError, match="more rounds"):
         measured((0.5, 0.5), rounds=0)
+
+
+def test_clients_count_alike_whatever_they_hold() -> None:
+    """Client 0 has three examples at 1, client 1 one at 3: a = ½·mean(−1, −3) = −1 at w = 0, as in the first test."""
+    model, (_, centre) = point([0.0]), quadratics()
+    setup = Setup(trainer(model, 0.1, 5), sgd(1.0), 10, trainer(model, 0.1, 5), weights=(0.5, 0.5))
+    x = np.array([[1.0], [1.0], [1.0], [3.0]])
+    clients = FederatedData.from_arrays({"x": x, "c": np.ones_like(x)}, np.array([0, 0, 0, 1]))
+    found = measure_dissimilarity(setup, clients, centre, cohort=2, rounds=1, repeats=1, first_round=0)
+    assert found.measured["G2"][0, 0] == pytest.approx(25.0)
+
+
+def test_steps_of_clients_that_train_by_epochs() -> None:
+    """Clients of 4, 10 and 25 examples in batches of 10 take 1, 1 and 3 steps an epoch."""
+    clients = FederatedData.from_arrays({"x": np.zeros((39, 1))}, np.repeat([0, 1, 2], [4, 10, 25]))
+    assert local_steps(Training(batch_size=10, epochs=5), clients) == 5
+    assert local_steps(Training(batch_size=3, epochs=2), clients) == 8  # 2, 4 and 9 steps an epoch
+    assert local_steps(Training(batch_size=0, epochs=2), clients) == 2
+    assert local_steps(Training(batch_size=10, steps=7), clients) == 7

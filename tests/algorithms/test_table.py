@@ -97,6 +97,7 @@ OTHERS: dict[str, Callable[[], Algorithm]] = {
     "gradient_2way, adam at the merge": on(
         lambda s: gradient_2way(s.population(), s.central_source(), merge=optim.adam(0.05))
     ),
+    "gradient_2way, by clients": on(lambda s: ALGORITHMS["gradient_2way"].make(s, by_clients=True)),
     "parallel, alpha": on(lambda s: parallel(s.client, s.at_centre(), alpha=0.4)),
     "gradient_1way, 8-bit gradient": on(
         lambda s: compress(gradient_1way(s.population(), s.central_source()), message={"correction": quantize(8)})
@@ -166,7 +167,7 @@ MIXING = ("parallel", "gradient_1way", "gradient_2way")
 LEARN_ON_ALL = [
     *(*MIXING, "example_transfer", "parallel, alpha"),
     *(f"{name}, {how}" for name in MIXING for how in ("head global", "rows")),
-    *("gradient_2way, momentum clients", "gradient_2way, adam at the merge"),
+    *("gradient_2way, momentum clients", "gradient_2way, adam at the merge", "gradient_2way, by clients"),
     *("gradient_1way, 8-bit gradient", "gradient_2way, sparse both ways"),
 ]
 ARE_ADAPTIVE = [

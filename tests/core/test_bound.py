@@ -66,7 +66,7 @@ def test_without_a_bound_it_counts_and_is_reported(backend: str) -> None:
     assert float(result.params["w"]) > 1e28
     (sentence,) = told(result.faults)
     assert sentence == (
-        "1 client updates were more than 1,000 times as long as the median of their round: client 1 of 'clients' (1)."
+        "1 client update was more than 1,000 times as long as the median of its round: client 1 of 'clients' (1)."
     )
 
 

@@ -146,6 +146,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_two_that_write_one_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes the same file while this one has not put its own in place."""
+    path, fsync = tmp_path / "file", os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr("os.fsync", fsync)
+        write_atomically(path, b"another's, which is longer")
+        assert path.read_bytes() == b"another's, which is longer"
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", meanwhile)
+    write_atomically(path, b"mine")
+    assert path.read_bytes() == b"mine"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(InputError, match="Cannot write"):

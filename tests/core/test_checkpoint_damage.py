@@ -18,8 +18,9 @@ from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import sgd
 from mixfed.core.private import PrivateStore
-from mixfed.core.storage import reserve, room
+from mixfed.core.storage import room
 from mixfed.core.train import LocalTrainer
+from mixfed.data._disk import reserve
 from mixfed.errors import InputError
 from tests.core.helpers import assert_equal, averaging, clients, train
 
@@ -228,7 +229,7 @@ def test_room_is_reserved_where_the_system_cannot_do_it(tmp_path: Path, monkeypa
     path = tmp_path / "file"
     path.write_bytes(b"x" * 10)
     with open(path, "r+b") as file:
-        reserve(file, 3_000_000, tmp_path)
+        reserve(file, 10, 3_000_000, tmp_path)
     assert path.read_bytes() == b"x" * 10 + bytes(2_999_990)
     assert path.stat().st_blocks * 512 >= 3_000_000
 

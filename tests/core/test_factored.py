@@ -95,6 +95,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str]]] = {
         (70,),
         {"0.weight", "2.weight"},
     ),
+    "flattened": (
+        layers(nn.Flatten(), nn.Sequential(nn.Linear(70, 90), nn.Sigmoid()), nn.Linear(90, 80), nn.ReLU()),
+        (7, 10),
+        {"1.0.weight", "2.weight"},
+    ),
     "dropout": (
         layers(nn.Dropout(0.3), nn.Linear(70, 90), nn.Dropout(0.5), nn.Linear(90, 80)),
         (70,),

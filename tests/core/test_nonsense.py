@@ -52,7 +52,7 @@ NONSENSE: dict[str, tuple[Callable[[], Any], str]] = {
     "weight decay": (lambda: optim.sgd(0.1, weight_decay=-5), "Weight decay .* not -5"),
     "weight decay of adam": (lambda: optim.adam(0.1, weight_decay=NAN), "Weight decay"),
     "weight decay of adagrad": (lambda: optim.adagrad(0.1, weight_decay=-5), "Weight decay"),
-    "initial": (lambda: optim.adagrad(0.1, initial=-1), "AdaGrad's"),
+    "initial": (lambda: optim.adagrad(0.1, initial=-1), "The second moment at the start"),
     "central rounds": (lambda: transfer(trainer(), trainer(), central_rounds=-1), "0 or more rounds at the centre"),
     "sigma": (lambda: delays.LogNormal(1.0, NAN), "The spread of delays"),
     "median": (lambda: delays.LogNormal(INF, 1.0), "The median delay"),

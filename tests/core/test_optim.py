@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,17 @@ def test_only_plain_sgd_allows_recovery_of_gradients() -> None:
 def test_refusals(make: Callable[[], Optimizer]) -> None:
     with pytest.raises(InputError):
         make()
+
+
+@pytest.mark.parametrize("rule", [optim.adam, optim.yogi, optim.adagrad])
+def test_the_second_moment_may_start_above_zero(rule: Any) -> None:
+    """Reddi et al. start at v = τ². With g = 0.3, v = 0.16: Adam and Yogi (β₁ = 0, β₂ = ½) have ½·0.16 + ½·0.09 =
+    0.125 and 0.16 − 0.5·0.09 = 0.115, AdaGrad 0.16 + 0.09 = 0.25."""
+    more = {} if rule is optim.adagrad else {"betas": (0.0, 0.5), "bias_correction": False}
+    optimizer = rule(1.0, epsilon=1e-3, initial=0.16, **more)
+    w = {"w": torch.zeros(1, dtype=torch.float64)}
+    found, _ = optimizer.step(w, {"w": torch.full((1,), 0.3, dtype=torch.float64)}, optimizer.init(w))
+    second = {optim.adam: 0.125, optim.yogi: 0.115, optim.adagrad: 0.25}[rule]
+    assert float(found["w"]) == pytest.approx(-0.3 / (second**0.5 + 1e-3))
+    with pytest.raises(InputError, match="second moment"):
+        rule(1.0, initial=-1.0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from mixfed.backends.run import run
 from mixfed.backends.simulator import timing
@@ -106,6 +107,27 @@ def test_a_record_of_executions_is_read_as_it_was_written() -> None:
     for wrong in (f"{VMAP.text()}; from x on {LOOP.text()}", f"{record.text()}; from 7 on {LOOP.text()}"):
         with pytest.raises(InputError, match="leave it out"):
             Record.parsed(wrong)
+
+
+class Branching(nn.Module):
+    """A network with the parameters of ``nn.Linear(3, 2)`` that looks at its inputs, which vmap cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Linear(3, 2).parameters()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x if bool(x.sum() > 0) else -x, self.weight, self.bias)
+
+
+def test_what_was_chosen_for_one_network_is_not_taken_for_another_of_the_same_shapes() -> None:
+    """Both runs are too short to time anything, so that the most promising one that works is taken."""
+    data, found = clients([4] * 8), {}
+    for network in (nn.Linear(3, 2), Branching()):
+        simulator = Simulator("auto", threads=1)
+        run(averaging(Model(network, cross_entropy)), data, rounds=20, cohort=8, backend=simulator)
+        found[type(network)] = simulator.chooser.chosen()["clients"].split()[0]
+    assert found == {nn.Linear: "vmap", Branching: "loop"}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mixfed.data import central_from_npz, load_source
 from mixfed.data._arrays import whole_numbers
@@ -211,6 +212,22 @@ def test_a_gzipped_file_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MIXFED_MAX_BYTES", str(1 << 20))
     with pytest.raises(InputError, match=r"would need more than .* bytes of memory, and 1,048,576 are allowed"):
         load_source("mnist", tmp_path)
+
+
+def test_pictures_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are kept in a mapped file, into which nothing is written without room."""
+
+    def no_room(descriptor: int, start: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_vqa(tmp_path)
+    source = load_source("vqa", tmp_path, size=16)
+    assert source.prepare is not None
+    monkeypatch.setattr("os.posix_fallocate", no_room)
+    with pytest.raises(InputError, match=r"^768 bytes are needed on disk in .*: No space left on device\.$"):
+        source.prepare({"x": torch.tensor([3])})
+    monkeypatch.undo()
+    assert source.prepare({"x": torch.tensor([3])})["x"].max() > 0
 
 
 def changed(file: Path, key: str, value: Any) -> None:

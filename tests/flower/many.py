@@ -59,9 +59,9 @@ class Many(Site):
                 name,
                 str(self.node["folder"]),
                 measure=metric_sums,
-                warm=True,
+                executor="loop",
             )
         return self.made[name].answer(parcel)
 
 
-app = client_app(lambda node, run, warm: Many(node))
+app = client_app(lambda node, run: Many(node))

@@ -97,6 +97,7 @@ def sites_of(
     count: int = 4,
     tests: Mapping[str, FederatedData] | None = None,
     first: int = 1,
+    executor: str = "loop",
 ) -> dict[int, Site]:
     """All clients on so many sites; client c is at site c mod count."""
     found = {}
@@ -104,5 +105,7 @@ def sites_of(
         mine = np.arange(i, len(data), count)
         own = {name: test.select(mine) for name, test in (tests or {}).items()}
         holding = Holding(mine.tolist(), data.select(mine), own)
-        found[first + i] = Site(algorithm, {"clients": holding}, EXPERIMENT, folder / str(i), measure=metric_sums)
+        found[first + i] = Site(
+            algorithm, {"clients": holding}, EXPERIMENT, folder / str(i), measure=metric_sums, executor=executor
+        )
     return found

@@ -44,23 +44,53 @@ def test_over_a_federation_everything_is_the_same(row: str, tmp_path: Path) -> N
     assert_equal(own_parts(here.privates.items("clients")), own_parts(kept))
 
 
+@every_row
+def test_the_clients_of_a_site_run_as_a_cohort(row: str, tmp_path: Path) -> None:
+    """Every algorithm, two sites with six clients each: the numbers of clients one by one, to round-off."""
+    told: list[str] = []
+    algorithm = ROWS[row].make()
+    found = []
+    for executor in ("loop", "factored"):
+        sites = sites_of(algorithm, FEDERATED, tmp_path / executor, count=2, executor=executor)
+        for site in sites.values():
+            site.say = told.append
+        grid = ScriptedGrid(sites)
+        result = train(algorithm, backend=grid.backend(), rounds=1 if ROWS[row].rounds_off else 4)
+        asked = [(site, c) for site in sites.values() for source, c in site._kept if source == "clients"]
+        kept = [(c, site._kept["clients", c].get("clients", c)) for site, c in asked]
+        found.append((result, dict(result.params) | own_parts(kept)))
+    (one, learnt), (other, learnt_together) = found
+    assert not told
+    assert one.ledger == other.ledger
+    assert learnt.keys() == learnt_together.keys()
+    for name, x in learnt.items():
+        tolerance = 2e-5 if ROWS[row].rounds_off else ROWS[row].tolerance
+        torch.testing.assert_close(x, learnt_together[name], rtol=tolerance, atol=tolerance)
+
+
+def test_clients_that_cannot_run_together_run_one_by_one(tmp_path: Path) -> None:
+    told: list[str] = []
+    grid = grid_of("fedavg", tmp_path)
+    algorithm = grid.sites[1].algorithm
+
+    def client(message: Any, private: Any, batches: Any) -> Any:
+        float(next(iter(message["params"].values())).sum() + batches.steps)  # a number of each client: not under vmap
+        return algorithm.client(message, private, batches)
+
+    other = replace(algorithm, client=client)
+    for site in (sites := sites_of(other, FEDERATED, tmp_path / "vmap", executor="vmap")).values():
+        site.say = told.append
+    assert_equal(on(grid, schedule=mf.Schedule(12)).params, on(ScriptedGrid(sites), schedule=mf.Schedule(12)).params)
+    assert len(told) == 4
+    assert all("run one by one: The vmap executor cannot run this model" in sentence for sentence in told)
+
+
 def test_one_parcel_carries_all_clients_of_a_site(tmp_path: Path) -> None:
     grid = grid_of("fedavg", tmp_path)
     on(grid, schedule=mf.Schedule(12))
     trained = [parcel for _, parcel in grid.sent if parcel.header["kind"] == "train"]
     assert [len(parcel.header["clients"]) for parcel in trained] == [3] * 16
     assert all(len(parcel.common) > len(b"".join(parcel.blocks)) for parcel in trained)
-
-
-def test_a_warm_site_never_runs_out_of_parcels(tmp_path: Path) -> None:
-    """So its node never sleeps; whoever starts a process a message is not sent empty ones."""
-    grid = grid_of("fedavg", tmp_path)
-    grid.sites[1].warm, grid.sites[1].rest = True, 0.0
-    backend = grid.backend()
-    on(grid, backend=backend)
-    nudged = [node for node, parcel in grid.sent if parcel.header["kind"] == "nudge"]
-    assert set(nudged) == {1}
-    assert len(nudged) == backend.traffic.nudges > 4
 
 
 def test_real_bytes_are_counted_beside_the_ledger(tmp_path: Path) -> None:
@@ -288,7 +318,7 @@ def test_nobody_there_is_told_in_a_sentence(tmp_path: Path) -> None:
     other = sites_of(ROWS["fedavg"].make(), FEDERATED, tmp_path)
     for site in other.values():
         site.experiment = "another"
-    with pytest.raises(mf.RunStopped, match="their recipes differ; start both from the same one"):
+    with pytest.raises(mf.RunStopped, match="their recipes differ, or code of your own"):
         on(ScriptedGrid(other))
 
 

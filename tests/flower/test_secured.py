@@ -23,7 +23,18 @@ from tests.warm import ROOT
 
 pytestmark = pytest.mark.xdist_group("federation")
 
-SMALL = ["--set", "data.partition.clients=6", "--set", "cohort=4", "--set", "evaluate.every=1", "--clients", "2"]
+SMALL = [
+    "--set",
+    "simulator.executor=loop",
+    "--set",
+    "data.partition.clients=6",
+    "--set",
+    "cohort=4",
+    "--set",
+    "evaluate.every=1",
+    "--clients",
+    "2",
+]
 
 
 def test_only_registered_sites_are_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,9 +92,13 @@ def fedadam(
     betas: tuple[float, float] = (0.9, 0.99),
     epsilon: float = 1e-3,
     bias_correction: bool = False,
+    initial: float = 0.0,
 ) -> Algorithm:
-    """FedAdam (Reddi et al., 2021): Adam on the server with −Δ for a gradient, as published without bias correction."""
-    server = optim.adam(learning_rate, betas=betas, epsilon=epsilon, bias_correction=bias_correction)
+    """FedAdam (Reddi et al., 2021): Adam on the server with −Δ for a gradient, as published without bias correction.
+
+    ``initial`` is the second moment before the first round: ε² = 1e-6 in the paper (its v₋₁ = τ²), 0 unless it is set.
+    """
+    server = optim.adam(learning_rate, betas=betas, epsilon=epsilon, bias_correction=bias_correction, initial=initial)
     return fedavg(trainer, server=server, name="fedadam")
 
 
@@ -104,11 +108,16 @@ def fedyogi(
     learning_rate: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.99),
     epsilon: float = 1e-3,
+    initial: float = 0.0,
 ) -> Algorithm:
-    """FedYogi (Reddi et al., 2021): Yogi on the server."""
-    return fedavg(trainer, server=optim.yogi(learning_rate, betas=betas, epsilon=epsilon), name="fedyogi")
+    """FedYogi (Reddi et al., 2021): Yogi on the server; ``initial`` as for FedAdam."""
+    server = optim.yogi(learning_rate, betas=betas, epsilon=epsilon, initial=initial)
+    return fedavg(trainer, server=server, name="fedyogi")
 
 
-def fedadagrad(trainer: LocalTrainer, *, learning_rate: float = 0.1, epsilon: float = 1e-3) -> Algorithm:
-    """FedAdagrad (Reddi et al., 2021): AdaGrad on the server."""
-    return fedavg(trainer, server=optim.adagrad(learning_rate, epsilon=epsilon), name="fedadagrad")
+def fedadagrad(
+    trainer: LocalTrainer, *, learning_rate: float = 0.1, epsilon: float = 1e-3, initial: float = 0.0
+) -> Algorithm:
+    """FedAdagrad (Reddi et al., 2021): AdaGrad on the server; ``initial`` as for FedAdam."""
+    server = optim.adagrad(learning_rate, epsilon=epsilon, initial=initial)
+    return fedavg(trainer, server=server, name="fedadagrad")

@@ -71,13 +71,19 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
 
 
 def feddf(
-    trainer: LocalTrainer, batching: Batching, *, learning_rate: float = 1e-3, temperature: float = 1.0
+    trainer: LocalTrainer,
+    batching: Batching,
+    *,
+    learning_rate: float = 1e-3,
+    temperature: float = 1.0,
+    other_domain: bool = False,
 ) -> Algorithm:
     """FedDF (Lin et al., 2020): the mean of the clients' models learns to answer as their ensemble does.
 
     x ← Σ xᵢ/n, then Adam steps on KL(softmax(Σ zᵢ/n) ‖ softmax(z)) over the server's examples, zᵢ the logits of client
     i's model; the rate falls along a cosine from ``learning_rate`` to 0 and starts anew every round. Labels are never
-    looked at, so the server's data may be of another domain.
+    looked at, so the server's data may be of another domain. Unless it is, a run warns of classes that only the server
+    has: nobody teaches them.
     """
     if not temperature > 0:
         raise InputError(f"The temperature of distillation must be above 0, not {temperature}.")
@@ -95,7 +101,7 @@ def feddf(
             return state | {"params": server.work(("feddf", len(teachers)), distilled, server.batches(batching))}
 
     late = taking_late(sending_models(fedavg(trainer, name="feddf")), step)
-    return replace(late, centre=AtCentre(guides_only=True))
+    return replace(late, centre=AtCentre(guides=() if other_domain else (CENTRE,)))
 
 
 def distil(

@@ -9,9 +9,10 @@ from typing import Any, Literal
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedbuff
 from mixfed.algorithms.baselines import center, local_only, transfer
 from mixfed.algorithms.fedavg import fedavg, fedprox
+from mixfed.algorithms.feddle.central import CentralAnchor
 from mixfed.algorithms.feddle.fallbacks import Fallback, like_fedavg, like_fedbuff
 from mixfed.algorithms.feddle.guidance import Head, Objective
-from mixfed.algorithms.feddle.search import Search, feddle
+from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_layers, local_global, named
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
@@ -108,8 +109,8 @@ def make_gradient_1way(setup: Setup, *, central_batch_size: int = 0) -> Algorith
     return gradient_1way(setup.population(), setup.central_sources(central_batch_size))
 
 
-def make_gradient_2way(setup: Setup) -> Algorithm:
-    return gradient_2way(setup.population(), setup.central_sources(), merge=setup.merge)
+def make_gradient_2way(setup: Setup, *, by_clients: bool = False) -> Algorithm:
+    return gradient_2way(setup.population(), setup.central_sources(), merge=setup.merge, by_clients=by_clients)
 
 
 def make_example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
@@ -168,7 +169,13 @@ def make_hfcl(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
 
 def make_feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.0) -> Algorithm:
     batching = setup.at_centre(labels=False).batching
-    return feddf(setup.client, batching, learning_rate=learning_rate, temperature=temperature)
+    return feddf(
+        setup.client,
+        batching,
+        learning_rate=learning_rate,
+        temperature=temperature,
+        other_domain=setup.of_other_domain,
+    )
 
 
 def _fallback(setup: Setup, name: str) -> Fallback | Algorithm:
@@ -201,6 +208,8 @@ def make_feddle(
     head_rate: float = 1e-2,
     head_steps: int = 50,
     compare: str = "",
+    cosine: bool = False,
+    tail: float = 0.0,
 ) -> Algorithm:
     """``regularisation`` is the paper's if left out: none in-domain, 0.01 for data of another domain."""
     if regularisation is None:
@@ -216,8 +225,36 @@ def make_feddle(
         search,
         Head(head, head_rate, head_steps),
         compare,
+        cosine,
+        tail,
     )
     return feddle(setup.client, how, atlas=atlas, bits=bits, place=anchors, fallback=_fallback(setup, fallback))
+
+
+def make_feddle_plus(
+    setup: Setup,
+    *,
+    atlas: int = 20,
+    bits: int = 32,
+    anchors: Place = "device",
+    learning_rate: float = 1e-3,
+    regularisation: float = 0.0,
+    fallback: str = "fedbuff",
+    search: bool = True,
+    search_steps: int = 0,
+    cosine: bool = True,
+    tail: float = 0.0,
+    share: float = 1.0,
+    held_out: float = 0.25,
+) -> Algorithm:
+    """The centre trains as the set-up says; a search takes ``search_steps`` steps, or as many (0)."""
+    centre = setup.at_centre()
+    batching = replace(centre.batching, steps=search_steps, epochs=None) if search_steps else centre.batching
+    how = Search(batching, "in_domain", learning_rate, regularisation, active=search, cosine=cosine, tail=tail)
+    own = CentralAnchor(centre, share, held_out)
+    return feddle_plus(
+        setup.client, how, own, atlas=atlas, bits=bits, place=anchors, fallback=_fallback(setup, fallback)
+    )
 
 
 def make_center(setup: Setup) -> Algorithm:

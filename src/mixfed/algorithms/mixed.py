@@ -90,13 +90,19 @@ def parallel(
     return replace(merged, centre=_at_centre(centres))
 
 
-def gradient_2way(populations: Populations, centres: Centres = (), *, merge: Optimizer | None = None) -> Algorithm:
+def gradient_2way(
+    populations: Populations, centres: Centres = (), *, merge: Optimizer | None = None, by_clients: bool = False
+) -> Algorithm:
     """2-way Gradient Transfer: Parallel Training in which every source adds the others' last gradients to its own.
 
     Source j steps with g_j + Σ_{l≠j} g̃_l, and afterwards g̃_j = −Δ_j/(η_j·K_j) − Σ_{l≠j} g̃_l: the mean gradient it saw,
     recovered from the update alone. Only means over clients enter, each weighted as the update is (with equal weights
     this is the paper's formula). Recovery is exact for plain SGD; a client with any other optimizer uploads the sum of
     its raw gradients, which the ledger shows.
+
+    The paper's g̃_f = −ΣΔᵢ/(η·ΣKᵢ) − g̃_c (Eq. 10) has plain sums over clients. ``by_clients`` computes that one where
+    weights differ too; what a client then sends up for it (Δᵢ/pᵢ, unless it sends raw gradients anyway) is in the
+    ledger.
 
     Once the transfers are warm every source's update contains all gradients, so with a merge rate of 1 a round goes
     about twice as far as Parallel Training does with two sources, and diverges earlier; a merge rate of 0.5 makes the
@@ -105,7 +111,7 @@ def gradient_2way(populations: Populations, centres: Centres = (), *, merge: Opt
     clients, central = _populations(populations), _centres(centres)
     if len(clients) + len(central) < 2:
         raise InputError("2-way gradient transfer needs a second source: a centre or another population of clients.")
-    merged = _merged("gradient_2way", clients, central, merge, {}, share_gradients=True)
+    merged = _merged("gradient_2way", clients, central, merge, {}, share_gradients=True, by_clients=by_clients)
     return replace(merged, centre=_at_centre(centres))
 
 
@@ -154,6 +160,117 @@ def example_transfer(
     return replace(base, broadcast=broadcast, centre=AtCentre((source,) if trainer.loss is None else ()))
 
 
+@dataclass(frozen=True)
+class _Sources:
+    """Algorithm 1 of the 2022 paper for any number of sources; ``shares`` scale a source's update in the sum."""
+
+    model: Model
+    populations: Sequence[Population]
+    centres: Sequence[Centre]
+    merge: Optimizer
+    shares: Mapping[str, float]
+    share_gradients: bool
+    by_clients: bool = False
+    """Gradients are plain means over clients: the mean with weights pᵢ of Δᵢ/pᵢ, over that of Kᵢ/pᵢ, is ΣΔᵢ/ΣKᵢ."""
+
+    def algorithm(self, name: str) -> Algorithm:
+        return Algorithm(
+            name,
+            self.model,
+            self.init,
+            self.broadcast,
+            self.step,
+            self.client,
+            batching={p.name: p.trainer.batching for p in self.populations},
+            own=OwnParts(lambda params: core.kept_private(self.model, params)),
+        )
+
+    def init(self, params: Params) -> State:
+        trained = self.model.trained(params)
+        state: State = {
+            "params": params,
+            "server": {p.name: p.server.init(trained) for p in self.populations},
+            "merge": self.merge.init(trained),
+        }
+        names = [p.name for p in self.populations] + [c.name for c in self.centres]
+        return state | ({"gradients": {n: tree.zeros(trained) for n in names}} if self.share_gradients else {})
+
+    def broadcast(self, state: State, server: Server) -> tuple[dict[str, Message], State]:
+        params = core.sent_down(self.model, state["params"])
+        messages = {}
+        for population in self.populations:
+            payload = {"params": params}
+            if self.share_gradients:
+                payload["correction"] = tree.cast(_others(state, population.name), self.model.dtype)
+            messages[population.name] = Message(payload, server.round)
+        return messages, state
+
+    def client(self, message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        trainer = next(p.trainer for p in self.populations if p.name == batches.source)
+        start = core.received(message["params"], private)
+        correction = message.get("correction")
+        end = trainer.train(start, batches, message.round, correction=correction, want_gradient=self.share_gradients)
+        values = {"delta": core.change(self.model, start, end.params)}
+        if self.share_gradients:
+            values["steps"] = {"count": batches.steps}
+        if end.gradient_sum is not None:
+            values["gradient"] = end.gradient_sum
+        elif self.by_clients:
+            values["evenly"] = {n: values["delta"][n] for n in self.model.trainable}
+        if self.by_clients:
+            values |= {n: tree.scale(values[n], 1.0 / batches.examples) for n in values if n != "delta"}
+        return Upload(values, batches.examples), core.kept_private(self.model, end.params)
+
+    def step(self, state: State, replies: Sequence[Reply], server: Server) -> State:
+        updates: dict[str, Params] = {}
+        memories: dict[str, optim.Memory] = {}
+        gradients: dict[str, Params] = {}
+        for population in self.populations:
+            at, mine = population.name, [r for r in replies if r.source == population.name]
+            if mine:
+                updates[at], memories[at], seen = self._of_clients(population, mine, state, server)
+            else:  # under delays: nothing has come from these clients, so nothing is known of them anew
+                memories[at], seen = state["server"][at], state.get("gradients", {}).get(at)
+            gradients |= {} if seen is None else {at: seen}
+        for centre in self.centres:
+            updates[centre.name], seen = self._of_centre(centre, state, server)
+            gradients |= {} if seen is None else {centre.name: seen}
+        merged = _sum_of(self.model, updates, self.shares)
+        params, memory = core.server_step(self.model, self.merge, state["params"], merged, state["merge"], server.round)
+        state = {"params": params, "server": memories, "merge": memory}
+        return state | ({"gradients": gradients} if self.share_gradients else {})
+
+    def _of_clients(
+        self, population: Population, replies: Sequence[Reply], state: State, server: Server
+    ) -> tuple[Params, optim.Memory, Params | None]:
+        """The update of a population, the memory of its server optimizer, and the gradient to share, if any."""
+        mean = {value: core.mean(replies, value) for value in replies[0].values}
+        before, memory = state["params"], state["server"][population.name]
+        moved, memory = core.server_step(self.model, population.server, before, mean["delta"], memory, server.round)
+        update = tree.sub(moved, before)
+        if not self.share_gradients:
+            return update, memory, None
+        correction, steps = _others(state, population.name), mean["steps"]["count"]
+        moved_evenly, gradient = mean.get("evenly", mean["delta"]), mean.get("gradient")
+        seen = _gradient_seen(population.trainer, moved_evenly, steps, correction, server.round, gradient)
+        return update, memory, seen
+
+    def _of_centre(self, centre: Centre, state: State, server: Server) -> tuple[Params, Params | None]:
+        """The update of a centre, and the gradient to share, if any."""
+        params, correction = state["params"], _others(state, centre.name) if self.share_gradients else None
+        end = server.train(
+            centre.trainer,
+            params,
+            correction=correction,
+            source=_data_of(centre),
+            want_gradient=self.share_gradients,
+        )
+        update = tree.sub(core.as_server_copy(end.params, params), params)
+        if correction is None:
+            return update, None
+        return update, _gradient_seen(centre.trainer, update, end.steps, correction, server.round, end.gradient_sum)
+
+
 def _merged(
     name: str,
     populations: Sequence[Population],
@@ -162,99 +279,16 @@ def _merged(
     shares: Mapping[str, float],
     *,
     share_gradients: bool,
+    by_clients: bool = False,
 ) -> Algorithm:
-    """Algorithm 1 of the 2022 paper for any number of sources; ``shares`` scale a source's update in the sum."""
-    model = _common_model(populations, centres)
-    merge_optimizer = optim.given(merge, "The optimizer of the merge")
-    by_name = {p.name: p for p in populations}
-    names = [p.name for p in populations] + [c.name for c in centres]
+    model, merge = _common_model(populations, centres), optim.given(merge, "The optimizer of the merge")
+    return _Sources(model, populations, centres, merge, shares, share_gradients, by_clients).algorithm(name)
 
-    def init(params: Params) -> State:
-        trained = model.trained(params)
-        state: State = {
-            "params": params,
-            "server": {p.name: p.server.init(trained) for p in populations},
-            "merge": merge_optimizer.init(trained),
-        }
-        return state | ({"gradients": {n: tree.zeros(trained) for n in names}} if share_gradients else {})
 
-    def others(state: State, source: str) -> Params:
-        gradients = [g for n, g in state["gradients"].items() if n != source]
-        return tree.combine(gradients, [1.0] * len(gradients))
-
-    def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:
-        params = core.sent_down(model, state["params"])
-        messages = {}
-        for population in populations:
-            payload = {"params": params}
-            if share_gradients:
-                payload["correction"] = tree.cast(others(state, population.name), model.dtype)
-            messages[population.name] = Message(payload, server.round)
-        return messages, state
-
-    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
-        trainer = by_name[batches.source].trainer
-        start = core.received(message["params"], private)
-        correction = message.get("correction")
-        end = trainer.train(start, batches, message.round, correction=correction, want_gradient=share_gradients)
-        values = {"delta": core.change(model, start, end.params)}
-        if share_gradients:
-            values["steps"] = {"count": batches.steps}
-        if end.gradient_sum is not None:
-            values["gradient"] = end.gradient_sum
-        return Upload(values, batches.examples), core.kept_private(model, end.params)
-
-    def step(state: State, replies: Sequence[Reply], server: Server) -> State:
-        params = state["params"]
-        updates: dict[str, Params] = {}
-        memories: dict[str, optim.Memory] = {}
-        gradients: dict[str, Params] = {}
-        for population in populations:
-            at, mine = population.name, [r for r in replies if r.source == population.name]
-            if not mine:  # under delays: nothing has come from these clients, so nothing is known of them anew
-                memories[at] = state["server"][at]
-                gradients |= {at: state["gradients"][at]} if share_gradients else {}
-                continue
-            mean = {value: core.mean(mine, value) for value in mine[0].values}
-            moved, memories[at] = core.server_step(
-                model, population.server, params, mean["delta"], state["server"][at], server.round
-            )
-            updates[at] = tree.sub(moved, params)
-            if share_gradients:
-                gradients[at] = _gradient_seen(
-                    population.trainer,
-                    mean["delta"],
-                    mean["steps"]["count"],
-                    others(state, at),
-                    server.round,
-                    mean.get("gradient"),
-                )
-        for centre in centres:
-            at, trainer = centre.name, centre.trainer
-            correction = others(state, at) if share_gradients else None
-            end = server.train(
-                trainer, params, correction=correction, source=_data_of(centre), want_gradient=share_gradients
-            )
-            updates[at] = tree.sub(core.as_server_copy(end.params, params), params)
-            if correction is not None:
-                gradients[at] = _gradient_seen(
-                    trainer, updates[at], end.steps, correction, server.round, end.gradient_sum
-                )
-        merged = _sum_of(model, updates, shares)
-        params, memory = core.server_step(model, merge_optimizer, params, merged, state["merge"], server.round)
-        state = {"params": params, "server": memories, "merge": memory}
-        return state | ({"gradients": gradients} if share_gradients else {})
-
-    return Algorithm(
-        name,
-        model,
-        init,
-        broadcast,
-        step,
-        client,
-        batching={p.name: p.trainer.batching for p in populations},
-        own=OwnParts(lambda params: core.kept_private(model, params)),
-    )
+def _others(state: State, source: str) -> Params:
+    """Σ_{l≠j} g̃_l: the last gradients of all sources but this one."""
+    gradients = [g for n, g in state["gradients"].items() if n != source]
+    return tree.combine(gradients, [1.0] * len(gradients))
 
 
 def _gradient_seen(

@@ -81,6 +81,7 @@ ALGORITHMS: dict[str, Entry] = {
     "hfcl": Entry("hybrid: the centre is one more client, and never late", _made("hfcl")),
     "feddf": Entry("hybrid: the mean of the clients' models learns to answer as all of them together", _made("feddf")),
     "feddle": Entry("hybrid: central data guides how client updates are merged", _made("feddle")),
+    "feddle_plus": Entry("hybrid: Feddle whose search also has the server's own update", _made("feddle_plus")),
     "gradient_2way": Entry(
         "mixed: clients and centre add each other's last gradient", _made("gradient_2way"), mixes=True
     ),

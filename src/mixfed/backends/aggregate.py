@@ -121,5 +121,43 @@ def weighted_mean(weights: Tensor, x: Tensor) -> Tensor:
     """The mean of x over its first dimension, or one for each row of weights."""
     x = wide(x)
     weights = weights.to(x.dtype)
-    mean: Tensor = torch.tensordot(weights / weights.sum(-1, keepdim=True), x, 1)
-    return mean
+    share = weights / weights.sum(-1, keepdim=True)
+    return torch.matmul(share, x.reshape(len(x), -1)).view((*share.shape[:-1], *x.shape[1:]))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The leaves of a chunk [clients, …], of which the small ones stand side by side in a single tensor, so that one
+    operator serves all of them. ``tied`` says which these are: their parts, names and shapes of a client."""
+
+    values: Trees
+    tied: tuple[tuple[str, str, torch.Size], ...] = ()
+
+    @classmethod
+    def of(cls, values: Trees) -> Bundle:
+        """Ties up what is small."""
+        small = [(k, n, x) for k, v in values.items() for n, x in v.items() if _is_small(x)]
+        if len(small) < 2:
+            return cls(values)
+        names = {(k, n) for k, n, _ in small}
+        others = {k: {n: x for n, x in v.items() if (k, n) not in names} for k, v in values.items()}
+        together = torch.cat([x.reshape(len(x), -1) for *_, x in small], 1)
+        return cls({_TIED: {_TIED: together}, **others}, tuple((k, n, x.shape[1:]) for k, n, x in small))
+
+    def mean(self, weights: Tensor) -> Trees:
+        """The weighted means of the leaves, each by itself again."""
+        means = {k: {n: weighted_mean(weights, x) for n, x in v.items()} for k, v in self.values.items()}
+        together = means.pop(_TIED)[_TIED] if self.tied else weights
+        sizes = [shape.numel() for *_, shape in self.tied]
+        for (k, n, shape), x in zip(self.tied, torch.split(together, sizes) if sizes else (), strict=True):
+            means[k][n] = x.view(shape)
+        return means
+
+
+_TIED = ""
+SMALL = 1024
+"""Numbers of a leaf up to which an operator takes longer to begin than to do its work on a chunk."""
+
+
+def _is_small(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.numel() <= SMALL * len(x)

@@ -70,7 +70,6 @@ class Traffic:
     bytes_down: int = 0
     bytes_up: int = 0
     parcels: int = 0
-    nudges: int = 0
     jobs: int = 0
     lost: int = 0
     refused: int = 0
@@ -265,7 +264,6 @@ class Federation:
                 self._lose((key for key, _ in jobs), f"A parcel to site {site} could not be sent.")
                 continue
             self._under_way[name] = _Sent(kind, site, jobs, round)
-            self._roll.busy(site, name)
             names.append(name)
         return names
 
@@ -277,7 +275,6 @@ class Federation:
             sent = self._under_way.pop(name, None)
             if sent is None:
                 continue  # a second answer to the same parcel
-            self._roll.free(sent.site, name)
             if isinstance(answer, str):
                 self._lose((key for key, _ in sent.jobs), f"Site {sent.site} does not answer: {answer}")
             else:
@@ -288,7 +285,6 @@ class Federation:
                 if sent.site == site:
                     del self._under_way[name]
                     self._lose((key for key, _ in sent.jobs), "")
-        self.traffic.nudges += self._roll.nudge()
 
     def _take(self, sent: _Sent, answer: Parcel) -> None:
         """What an answered parcel brings: needs of clients, updates, or sums of an evaluation."""

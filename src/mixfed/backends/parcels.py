@@ -52,6 +52,6 @@ def refusal(header: dict[str, Any], experiment: str) -> str | None:
     if header.get("experiment") != experiment:
         return (
             f"One side runs the experiment {str(header.get('experiment'))[:12]} and the other {experiment[:12]}: their"
-            " recipes differ; start both from the same one."
+            " recipes differ, or code of your own that these name; start both from the same files."
         )
     return None

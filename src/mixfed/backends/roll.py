@@ -1,9 +1,8 @@
-"""The roll of a federation: which sites are there, which clients each of them holds, and who of them is idle."""
+"""The roll of a federation: which sites are there, and which clients each of them holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixfed.backends.clock import RealClock
@@ -21,28 +20,14 @@ LOOK_AGAIN = 2.0
 """Seconds after which the roll is called again."""
 
 
-@dataclass
-class _Present:
-    """A site that has greeted: its clients, whether empty parcels cost it nothing, and what it is busy with."""
-
-    clients: set[Client]
-    warm: bool
-    under_way: set[str] = field(default_factory=set)
-
-
 class Roll:
-    """Greets sites, and knows where clients are.
-
-    A site that comes back under another number takes its clients over. A warm site always has a second parcel to go on
-    with, an empty one (a nudge) where there is no other: Flower's nodes look for a message as soon as they have
-    answered one, and sleep for three seconds when they find none.
-    """
+    """Greets sites, and knows where clients are. A site that comes back under another number takes its clients over."""
 
     def __init__(self, post: Post, experiment: str, terms: Terms, clock: RealClock, say: Callable[[str], None]) -> None:
         self.post, self.experiment, self.terms, self.clock, self.say = post, experiment, terms, clock, say
-        self.asked: dict[str, tuple[str, int]] = {}
-        """Greetings and nudges under way: their kind and site by name."""
-        self._present: dict[int, _Present] = {}
+        self.asked: dict[str, int] = {}
+        """Greetings under way: their sites by name."""
+        self._present: set[int] = set()
         self._greeted: set[int] = set()
         self._home: dict[Client, int] = {}
         self._refused: dict[int, str] = {}
@@ -79,24 +64,11 @@ class Roll:
             found.setdefault(self._home.get((key[0], client)), []).append((key, client))
         return found
 
-    def busy(self, site: int, name: str) -> None:
-        """A parcel is under way to this site."""
-        if site in self._present:
-            self._present[site].under_way.add(name)
-
-    def free(self, site: int, name: str) -> None:
-        """The site has answered the parcel."""
-        if site in self._present:
-            self._present[site].under_way.discard(name)
-
     def hears(self, name: str, answer: Parcel | str) -> bool:
-        """Whether an answer was to a greeting or a nudge, which it then takes note of."""
+        """Whether an answer was to a greeting, which it then takes note of."""
         if name not in self.asked:
             return False
-        kind, site = self.asked.pop(name)
-        self.free(site, name)
-        if kind == "hello":
-            self._meet(site, answer)
+        self._meet(self.asked.pop(name), answer)
         return True
 
     def look_around(self) -> list[int]:
@@ -105,20 +77,14 @@ class Roll:
             return []
         self._looked = self.clock.tick()
         there = self.post.sites()
-        gone = [site for site in self._present if site not in there]
+        gone = sorted(self._present - there)
         for site in gone:
             self.say(f"Site {site} has gone.")
             self._leave(site)
         new = sorted(there - self._greeted)
         self._greeted = (self._greeted & there) | set(new)
-        self._send("hello", new)
+        self._greet(new)
         return gone
-
-    def nudge(self) -> int:
-        """Keeps warm sites awake; to how many a nudge was sent."""
-        sleepy = [site for site, present in self._present.items() if present.warm and len(present.under_way) < 2]
-        self._send("nudge", sleepy)
-        return len(sleepy)
 
     def refused(self, answer: Parcel, count: int) -> str | None:
         """Why an answer cannot be used, in one sentence; None where it has what this experiment asked for."""
@@ -155,21 +121,18 @@ class Roll:
         for former in {self._home[client] for client in clients if client in self._home} - {site}:
             self.say(f"Site {former} has come back as site {site}.")
             self._leave(former)
-        self._present[site] = _Present(clients, bool(answer.header.get("warm")))
+        self._present.add(site)
         self._home |= dict.fromkeys(clients, site)
 
     def _leave(self, site: int) -> None:
-        self._present.pop(site, None)
+        self._present.discard(site)
         self._home = {client: home for client, home in self._home.items() if home != site}
 
-    def _send(self, kind: str, sites: Collection[int]) -> None:
+    def _greet(self, sites: Collection[int]) -> None:
         if not sites:
             return
-        names = self.post.send([(site, Parcel(self.header(kind))) for site in sites], self.terms.ttl)
-        for site, name in zip(sites, names, strict=True):
-            if name is not None:
-                self.asked[name] = (kind, site)
-                self.busy(site, name)
+        names = self.post.send([(site, Parcel(self.header("hello"))) for site in sites], self.terms.ttl)
+        self.asked |= {name: site for site, name in zip(sites, names, strict=True) if name is not None}
 
     def _wait(self, enough: Callable[[], bool]) -> None:
         until = self.clock.tick() + self.terms.assemble

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from mixfed.backends import wire
 from mixfed.backends.work import as_convolved, bytes_of_own, client_work, fits, norm_of
-from mixfed.core.algorithm import Algorithm, Message, Private
-from mixfed.core.batches import Batches, Plan, Sample, plan_device
-from mixfed.core.ledger import Ledger, count_work
+from mixfed.core.algorithm import Algorithm, Message, Private, Upload
+from mixfed.core.batches import Batches, Plan, Sample, plan_devices
+from mixfed.core.ledger import Cost, Ledger, count_work
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, explained
@@ -107,18 +107,7 @@ class ClientRuntime:
             batches = plan.client(0, algorithm.model.device)
             upload, private = client_work(algorithm, message, private, batches, self._picked(batches, message))
             norm = norm_of(replace(upload, values=algorithm.decoded(upload.values)), private)
-        told: dict[str, Any] = {
-            "norm": norm,
-            "sent": fits(norm, algorithm.bound),
-            "steps": int(plan.steps.sum()),
-            "examples": int(plan.examples.sum()),
-            "cost": [cost.base, cost.slope, cost.products],
-        }
-        if not told["sent"]:
-            return wire.pack(told)
-        self.privates.put(self.source, self.client, private)
-        told["own_bytes"] = bytes_of_own(algorithm, private)
-        return wire.pack(told, {"values": upload.values, "weight": upload.weight})
+        return report(algorithm, plan, 0, cost, norm, upload, private, self.privates)
 
     def _evaluate(self, header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
         on = header["on"]
@@ -131,7 +120,8 @@ class ClientRuntime:
 
     def _plan(self, round: int, seed: int, received: CentralData | None = None) -> Plan:
         batching = self.algorithm.batching[self.source]
-        return plan_device(self.source, self.data, self.client, batching, seed, round, received)
+        counts = [len(received)] if received else None
+        return plan_devices(self.source, self.data, [self.client], batching, seed, round, received, counts)
 
     def _received(self, header: Mapping[str, Any], examples: Mapping[str, Any]) -> CentralData | None:
         if not examples:
@@ -159,6 +149,31 @@ class ClientRuntime:
         batches = plan.client(0, self.algorithm.model.device).first(examples)
         picked = self._picked(batches, message)
         return count_work(lambda: client_work(self.algorithm, message, private, batches, picked))
+
+
+def report(
+    algorithm: Algorithm,
+    plan: Plan,
+    place: int,
+    cost: Cost,
+    norm: float,
+    upload: Upload | None,
+    private: Private,
+    privates: Keeps,
+) -> bytes:
+    """What the client at this place of a plan answers after its work; unless it drops its update, it keeps its own."""
+    told: dict[str, Any] = {
+        "norm": norm,
+        "sent": upload is not None and fits(norm, algorithm.bound),
+        "steps": int(plan.steps[place]),
+        "examples": int(plan.examples[place]),
+        "cost": [cost.base, cost.slope, cost.products],
+    }
+    if upload is None or not told["sent"]:
+        return wire.pack(told)
+    privates.put(plan.source, int(plan.clients[place]), private)
+    told["own_bytes"] = bytes_of_own(algorithm, private)
+    return wire.pack(told, {"values": upload.values, "weight": upload.weight})
 
 
 def _one(number: int) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -50,7 +50,7 @@ def norms_of(upload: Upload, private: Private, real: Mapping[str, Tensor] | None
     """
     others = sum((x.reshape(len(x), -1).sum(1) for x in tree.leaves(private)), upload.weight)
     norms = (_norms(upload, real or {}, lambda x: torch.linalg.vector_norm(x, dim=1)) + 0 * others).tolist()
-    if all(map(math.isfinite, norms)):
+    if math.isfinite(sum(norms)):
         return norms
     large = (_norms(upload, real or {}, _norm_of_large) + 0 * others).tolist()  # perhaps only squares were infinite
     return [norm if math.isfinite(norm) else other for norm, other in zip(norms, large, strict=True)]
@@ -61,6 +61,11 @@ def fits(norm: float, bound: float | None) -> bool:
     return math.isfinite(norm) and (bound is None or norm <= bound)
 
 
+def all_fit(norms: Sequence[float], bound: float | None) -> bool:
+    """Whether all of these updates may be sent up; a sum is finite only where all its terms are."""
+    return math.isfinite(sum(norms)) and (bound is None or max(norms, default=0.0) <= bound)
+
+
 def _norms(upload: Upload, real: Mapping[str, Tensor], norm: Callable[[Tensor], Tensor]) -> Tensor:
     parts = []
     for leaves in upload.values.values():
@@ -69,7 +74,9 @@ def _norms(upload: Upload, real: Mapping[str, Tensor], norm: Callable[[Tensor], 
             if name in real:
                 x = norm(x.flatten(0, 1).flatten(1)).view(x.shape[:2]).masked_fill(~real[name], 0)
             parts.append(norm(x.reshape(len(x), -1)))
-    return norm(torch.stack(parts, 1)) if parts else torch.zeros_like(upload.weight)
+    if len(parts) < 2:
+        return parts[0] if parts else torch.zeros_like(upload.weight)
+    return norm(torch.stack(parts, 1))
 
 
 def _norm_of_large(x: Tensor) -> Tensor:

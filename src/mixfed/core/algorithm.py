@@ -214,12 +214,12 @@ class AtCentre:
     """What becomes of the server's examples.
 
     Of the sources in ``judged`` the model's own criterion asks the labels, so that a run looks at them before it
-    begins. ``guides_only`` says that they teach the model nothing themselves: they guide how the work of clients is
-    put together, so that a class that no client has is not learnt.
+    begins. Those in ``guides`` teach the model nothing themselves, though their labels are the task's: they guide how
+    the work of clients is put together, so that a class that no client has is not learnt.
     """
 
     judged: tuple[str, ...] = ()
-    guides_only: bool = False
+    guides: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *trainers: LocalTrainer) -> AtCentre:
@@ -291,6 +291,8 @@ class Algorithm:
 
 def mean(replies: Sequence[Reply], name: str) -> Params:
     """Σ wᵣ·vᵣ / Σ wᵣ over the replies: the weighted mean over all their clients."""
+    if len(replies) == 1:
+        return replies[0].values[name]
     total = sum(r.weight for r in replies)
     return tree.combine([r.values[name] for r in replies], [r.weight / total for r in replies])
 
@@ -334,8 +336,10 @@ def server_step(
 
     Leaves that did not come up (those that clients keep to themselves) stay as they are.
     """
-    gradient = {n: -delta[n] for n in model.trainable if n in delta}
-    return optimizer.step(with_statistics(model, params, delta), gradient, memory, round)
+    moved, change = with_statistics(model, params, delta), {n: delta[n] for n in model.trainable if n in delta}
+    if optimizer.is_plain_sgd:
+        return tree.add(moved, change, optimizer.rate(round)), memory
+    return optimizer.step(moved, {n: -d for n, d in change.items()}, memory, round)
 
 
 def with_statistics(model: Model, params: Params, delta: Params) -> Params:

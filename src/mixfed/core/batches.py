@@ -8,7 +8,7 @@ by chunk, so that a round's memory follows the chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -121,14 +121,15 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor | None]]:
         """The batches in order, each with the flag that says whether its step counts (None: it does)."""
+        if self.vectorised:
+            columns = self.fields if self.mask is None else self.fields | {"mask": self.mask}
+            steps = {name: x.unbind() for name, x in columns.items()}
         for k in range(self.length):
             if self.vectorised:
-                batch = {name: x[k] for name, x in self.fields.items()}
-                if self.mask is not None:
-                    batch["mask"] = self.mask[k]
+                batch = {name: x[k] for name, x in steps.items()}
             else:
                 batch = {name: x[k, : self.counts[k]] for name, x in self.fields.items()}
-            batch["key"] = self.key + rng.signed(k * _STEP_KEY)
+            batch["key"] = self.key + rng.signed(k * _STEP_KEY) if k else self.key
             yield batch, None if self.active is None else self.active[k]
 
 
@@ -267,8 +268,7 @@ def plan_cohort(
     With a ``sample`` of ``central`` data, every client's examples of this round are its own and its sample, shuffled
     together (Augenstein et al., 2021, Algorithm 3).
     """
-    rounds = np.broadcast_to(round, clients.shape)
-    keys = _client_keys(source, clients, seed, rounds)
+    keys = _client_keys(source, clients, seed, round)
     first, own = data.offsets[clients], data.sizes(clients)
     if (own == 0).any():
         raise InputError(f"Client {int(clients[np.argmin(own)])} of '{source}' has no examples.")
@@ -279,7 +279,7 @@ def plan_cohort(
     starts = np.concatenate([[0], np.cumsum(received)])
     drawn = [
         drawn_for(source, int(client), seed, int(one), int(count), len(central))
-        for one, client, count in zip(rounds, clients, received, strict=True)
+        for one, client, count in zip(np.broadcast_to(round, clients.shape), clients, received, strict=True)
     ]
     pool = np.concatenate([*drawn, [0]])
     beyond = place - own[:, None, None]
@@ -288,23 +288,32 @@ def plan_cohort(
     return Plan(source, data, clients, rows, counts, keys, central, int(received.sum()))
 
 
-def plan_device(
+def plan_devices(
     source: str,
     data: FederatedData,
-    client: int,
+    clients: Sequence[int],
     batching: Batching,
     seed: int,
     round: int,
     received: CentralData | None = None,
+    counts: Sequence[int] | None = None,
 ) -> Plan:
-    """The same batches for one client on its device, whose ``data`` are all the client's, and examples it received."""
-    number, own = np.array([client]), data.examples
-    keys = _client_keys(source, number, seed, np.array([round]))
-    if not own:
-        raise InputError(f"Client {client} of '{source}' has no examples.")
-    more = 0 if received is None else len(received)
-    place, counts = _places(np.array([own + more]), batching, keys)
-    return Plan(source, data, number, place, counts, keys, received if more else None, more)
+    """The same batches for clients on their devices, where they have these numbers in the population.
+
+    ``data`` are all of theirs, in that order. Of the examples ``received``, the first client has so many as ``counts``
+    begins with, and so on.
+    """
+    numbers, places = np.asarray(clients, np.int64), np.arange(len(clients))
+    keys = _client_keys(source, numbers, seed, round)
+    first, own = data.offsets[places], data.sizes(places)
+    if (own == 0).any():
+        raise InputError(f"Client {int(numbers[np.argmin(own)])} of '{source}' has no examples.")
+    more = np.zeros_like(own) if counts is None else np.asarray(counts, np.int64)
+    place, real = _places(own + more, batching, keys)
+    beyond = place - own[:, None, None]
+    theirs = data.examples + (np.cumsum(more) - more)[:, None, None] + beyond
+    rows = np.where(beyond < 0, first[:, None, None] + place, theirs)
+    return Plan(source, data, numbers, rows, real, keys, received if more.any() else None, int(more.sum()))
 
 
 def drawn_for(source: str, client: int, seed: int, round: int, count: int, available: int) -> NDArray[np.int64]:
@@ -312,10 +321,14 @@ def drawn_for(source: str, client: int, seed: int, round: int, count: int, avail
     return rng.generator(seed, f"transfer/{source}", round, client).choice(available, count, replace=False)
 
 
-def _client_keys(source: str, clients: NDArray[np.int64], seed: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+def _client_keys(
+    source: str, clients: NDArray[np.int64], seed: int, rounds: int | NDArray[np.int64]
+) -> NDArray[np.int64]:
     """What a client's shuffles and masks of a round are drawn from."""
-    each, which = np.unique(rounds, return_inverse=True)
     of_source = rng.key(0, source)
+    if isinstance(rounds, int):
+        return (rng.bits(rng.key(seed, "batches", rounds) ^ of_source, clients) >> np.uint64(1)).astype(np.int64)
+    each, which = np.unique(rounds, return_inverse=True)
     of_round = np.array([rng.key(seed, "batches", one) ^ of_source for one in each.tolist()], np.int64)[which]
     return (rng.bits(of_round, clients) >> np.uint64(1)).astype(np.int64)
 

@@ -82,10 +82,8 @@ def _never_learnt(
     algorithm: Algorithm, populations: Mapping[str, FederatedData], central: Mapping[str, CentralData]
 ) -> Found:
     """Classes that only the server has, of an algorithm that puts together what clients have learnt."""
-    if not algorithm.centre.guides_only:
-        return {}
     theirs = {int(y) for source in algorithm.batching for y in _classes(populations[source])}
-    ours = {int(y) for source in algorithm.centre.judged if source in central for y in _classes(central[source])}
+    ours = {int(y) for source in algorithm.centre.guides if source in central for y in _classes(central[source])}
     alone = sorted(ours - theirs)
     if not theirs or not alone:
         return {}

@@ -94,10 +94,10 @@ class Faults:
 def told(faults: Sequence[Fault]) -> list[str]:
     """A sentence for each kind of fault that there is: how often, and which clients."""
     sentences: dict[Kind, str] = {
-        "not finite": "{} client updates had a number that is not finite and were dropped: {}.",
-        "beyond the bound": "{} client updates were longer than the bound allows and were dropped: {}.",
-        "unusable": "{} client updates could not be used and were dropped: {}.",
-        "absurd": "{} client updates were more than {:,.0f} times as long as the median of their round: {}.",
+        "not finite": "{updates} had a number that is not finite and {were} dropped: {who}.",
+        "beyond the bound": "{updates} {were} longer than the bound allows and {were} dropped: {who}.",
+        "unusable": "{updates} could not be used and {were} dropped: {who}.",
+        "absurd": "{updates} {were} more than {times:,.0f} times as long as the median of {their} round: {who}.",
     }
     found = []
     for kind, sentence in sentences.items():
@@ -105,8 +105,11 @@ def told(faults: Sequence[Fault]) -> list[str]:
         if these:
             names = [f"client {f.client} of '{f.source}' ({f.times})" for f in these[:_SHOWN]]
             others = [f"{len(these) - _SHOWN} others"] if len(these) > _SHOWN else []
-            count, who = sum(fault.times for fault in these), ", ".join(names + others)
-            found.append(sentence.format(count, *([ABSURD] if kind == "absurd" else []), who))
+            count = sum(fault.times for fault in these)
+            one = {"updates": "1 client update", "were": "was", "their": "its"}
+            many = {"updates": f"{count} client updates", "were": "were", "their": "their"}
+            words = one if count == 1 else many
+            found.append(sentence.format(**words, times=ABSURD, who=", ".join(names + others)))
     return found
 
 

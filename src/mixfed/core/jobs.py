@@ -43,6 +43,8 @@ class Jobs:
 
     def by_round(self) -> list[tuple[int, Jobs]]:
         """Those that were asked in the same round together, the oldest round first."""
+        if len(self) and (self.rounds == self.rounds[0]).all():
+            return [(int(self.rounds[0]), self)]
         return [(int(r), self[self.rounds == r]) for r in np.unique(self.rounds)]
 
 
@@ -113,7 +115,11 @@ class JobBook:
 
     def strike(self, numbers: Numbers) -> Jobs:
         """Strikes out these jobs, which will never be reported."""
-        return self._take(np.flatnonzero(np.isin(self._columns["number"], numbers)))
+        rows, column = self._rows(numbers), self._columns["number"]
+        known = rows < len(column)
+        struck = np.zeros(len(column), np.bool_)
+        struck[rows[known]] = column[rows[known]] == numbers[known]
+        return self._take(np.flatnonzero(struck))
 
     def take_late(self, round: int, since: float, before: float) -> Jobs:
         """Strikes out what was asked in an earlier round and reported between the two times.
@@ -153,9 +159,8 @@ class JobBook:
         return rows[np.lexsort((columns["number"][rows], columns["reported"][rows]))]
 
     def _rows(self, numbers: Numbers) -> Numbers:
-        order = np.argsort(self._columns["number"])
-        found: Numbers = order[np.searchsorted(self._columns["number"], numbers, sorter=order)]
-        return found
+        """Where jobs stand; their numbers ascend."""
+        return np.searchsorted(self._columns["number"], numbers)
 
     def _jobs(self, rows: Numbers) -> Jobs:
         return Jobs(self.source, *(self._columns[name][rows] for name in (*_WHOLE, "asked")))
@@ -163,5 +168,7 @@ class JobBook:
     def _take(self, rows: Numbers) -> Jobs:
         taken = self._jobs(rows)
         self._held |= set(taken.rounds.tolist())
-        self._columns = {name: np.delete(x, rows) for name, x in self._columns.items()}
+        kept = np.ones(len(self), np.bool_)
+        kept[rows] = False
+        self._columns = {name: x[kept] for name, x in self._columns.items()}
         return taken

@@ -152,7 +152,15 @@ class Model:
     def losses(self, params: Params, batch: Batch, *, training: bool) -> Tensor:
         """The criterion, one number per example."""
         with self._drawing(batch, training):
-            values = self.criterion(self._answer(params, batch, training), batch)
+            return self._judged(self._answer(params, batch, training), batch)
+
+    def losses_of(self, outputs: Any, batch: Batch) -> Tensor:
+        """The criterion in training mode, one number per example, where the network's answer is known."""
+        with self._drawing(batch, training=True):
+            return self._judged(outputs, batch)
+
+    def _judged(self, outputs: Any, batch: Batch) -> Tensor:
+        values = self.criterion(outputs, batch)
         if values.ndim != 1:
             raise InputError(
                 f"A criterion gives one loss per example, shape [batch], but this one gave {list(values.shape)};"

@@ -96,17 +96,19 @@ def adam(
     epsilon: float = 1e-8,
     weight_decay: float = 0.0,
     bias_correction: bool = True,
+    initial: float = 0.0,
     decay: float = 1.0,
 ) -> Optimizer:
     """Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², direction m̂/(√v̂ + ε).
 
-    FedAdam as published has no bias correction and ε = τ = 1e-3 (``bias_correction=False, epsilon=1e-3``).
+    FedAdam as published has no bias correction, ε = τ = 1e-3, and v starts at τ² (``bias_correction=False,
+    epsilon=1e-3, initial=1e-6``).
     """
 
     def second(v: Tensor, g: Tensor) -> Tensor:
         return v * betas[1] + g * g * (1 - betas[1])
 
-    return _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, decay, second)
+    return _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
 
 
 def yogi(
@@ -116,6 +118,7 @@ def yogi(
     epsilon: float = 1e-3,
     weight_decay: float = 0.0,
     bias_correction: bool = False,
+    initial: float = 0.0,
     decay: float = 1.0,
 ) -> Optimizer:
     """Yogi: as Adam with v ← v − (1−β₂)·g²·sign(v − g²), which lets v fall only slowly."""
@@ -124,7 +127,7 @@ def yogi(
         squared = g * g
         return v - squared * torch.sign(v - squared) * (1 - betas[1])
 
-    return _adaptive("yogi", learning_rate, betas, epsilon, weight_decay, bias_correction, decay, second)
+    return _adaptive("yogi", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
 
 
 def adagrad(
@@ -138,7 +141,7 @@ def adagrad(
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
     _check_epsilon(epsilon)
     _check_decay(weight_decay)
-    _require(initial, "AdaGrad's first second moment", "at least 0", lambda x: x >= 0)
+    _check_initial(initial)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -174,11 +177,13 @@ def _adaptive(
     epsilon: float,
     weight_decay: float,
     bias_correction: bool,
+    initial: float,
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
     _check_epsilon(epsilon)
     _check_decay(weight_decay)
+    _check_initial(initial)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise InputError(f"There are two betas, of the first and of the second moment, not {betas!r}.")
     for beta in betas:
@@ -187,7 +192,8 @@ def _adaptive(
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
         count = torch.zeros((), device=some.device, dtype=torch.promote_types(some.dtype, torch.float32))
-        return {"first": tree.zeros(params), "second": tree.zeros(params), "count": count}
+        second = {n: torch.full_like(p, initial) for n, p in params.items()}
+        return {"first": tree.zeros(params), "second": second, "count": count}
 
     def direction(gradient: Params, memory: Memory, params: Params) -> tuple[Params, Memory]:
         gradient = _decayed(gradient, params, weight_decay)
@@ -223,6 +229,10 @@ def _share(value: float) -> bool:
 
 def _check_epsilon(epsilon: float) -> None:
     _require(epsilon, "An optimizer's epsilon", "above 0", lambda x: x > 0)
+
+
+def _check_initial(initial: float) -> None:
+    _require(initial, "The second moment at the start", "at least 0", lambda x: x >= 0)
 
 
 def _check_decay(weight_decay: float) -> None:

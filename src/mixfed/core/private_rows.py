@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mixfed.core.storage import reserve
 from mixfed.core.tree import Params
+from mixfed.data._disk import reserve
 from mixfed.errors import InputError
 
 Numbers = NDArray[np.int64]
@@ -217,7 +217,7 @@ class ClientRows:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b") as file:
-                reserve(file, rows * self.width, path.parent)
+                reserve(file, os.fstat(file.fileno()).st_size, rows * self.width, path.parent)
                 return np.memmap(file, np.uint8, "r+", shape=(rows, self.width))
         except OSError as error:
             raise InputError(f"Cannot keep private parts in {path}: {error.strerror}.") from error

@@ -6,19 +6,18 @@ on the disk is reserved before it is mapped: a mapped file on a full disk ends t
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mixfed.data._disk import reserve
 from mixfed.errors import InputError
 
 Place = Literal["device", "memory", "disk"]
-_ZEROS = bytes(1 << 20)
 
 
 def check_place(place: str, what: str) -> None:
@@ -33,7 +32,7 @@ def room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, place
     if place != "disk" or not size:
         return torch.zeros(shape, dtype=dtype, device=device if place == "device" else "cpu")
     with tempfile.TemporaryFile() as file:
-        reserve(file, size, Path(tempfile.gettempdir()))
+        reserve(file, 0, size, Path(tempfile.gettempdir()))
         return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(size,))).view(dtype).view(shape)
 
 
@@ -42,21 +41,3 @@ def moved(tensor: Tensor, place: Place) -> Tensor:
     if place == "device" or (place == "memory" and tensor.device.type == "cpu"):
         return tensor
     return room(tuple(tensor.shape), tensor.dtype, tensor.device, place).copy_(tensor)
-
-
-def reserve(file: BinaryIO, size: int, where: Path) -> None:
-    """Makes the file so many bytes long, all of which the disk has room for, or says how many it has not."""
-    before = os.fstat(file.fileno()).st_size
-    try:
-        file.truncate(size)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        else:
-            file.seek(before)
-            for start in range(before, size, len(_ZEROS)):
-                file.write(_ZEROS[: size - start])
-            file.flush()
-    except (OSError, OverflowError) as error:
-        file.truncate(before)
-        told = getattr(error, "strerror", error)
-        raise InputError(f"{size:,} bytes are needed on disk in {where}, and there is no room: {told}.") from error

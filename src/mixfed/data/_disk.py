@@ -1,11 +1,16 @@
-"""Stores on disk: one .npy file per field, opened memory-mapped so that opening reads no examples."""
+"""Stores on disk: one .npy file per field, opened memory-mapped so that opening reads no examples.
+
+A file that is mapped to be written into has its room on the disk reserved before: on a full disk it would end the
+process without a word.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +18,8 @@ from numpy.typing import NDArray
 from mixfed.data._arrays import Arrays
 from mixfed.data._files import DAMAGE
 from mixfed.errors import InputError
+
+_ZEROS = bytes(1 << 20)
 
 
 def write(folder: str | Path, arrays: Arrays, **extra: NDArray[Any] | None) -> None:
@@ -53,3 +60,24 @@ def read(file: Path) -> NDArray[Any]:
     except DAMAGE as error:
         raise InputError(f"'{file}' is no whole .npy file ({error}); write the data again with .save()") from error
     return array
+
+
+def reserve(file: BinaryIO, start: int, end: int, where: Path) -> None:
+    """Gives the file room on the disk from byte ``start`` on, where nothing is yet, or says that there is none."""
+    if end <= start:
+        return
+    before = os.fstat(file.fileno()).st_size
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), start, end - start)
+        else:
+            file.seek(start)
+            for at in range(start, end, len(_ZEROS)):
+                file.write(_ZEROS[: end - at])
+            file.flush()
+    except (OSError, OverflowError) as error:
+        file.truncate(before)
+        told = getattr(error, "strerror", error)
+        raise InputError(
+            f"{end - start:,} bytes are needed on disk in {where}, and there is no room: {told}."
+        ) from error

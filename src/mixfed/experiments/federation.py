@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from mixfed.errors import InputError
 from mixfed.experiments import toml
 from mixfed.experiments.build import Experiment, build, build_algorithm, measure_of
 from mixfed.experiments.folder import RunFolder, identity
+from mixfed.experiments.inputs import code_fingerprints
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.running import run_in_folder
 from mixfed.experiments.scenario import build_scenario
@@ -49,8 +51,14 @@ def federated(experiment: Experiment, grid: Grid, folder: RunFolder, say: Callab
         append(delays, f"{head}{source},{client},{round},{delay:.6f}\n".encode())
 
     terms = terms_of(experiment.recipe)
-    remote = FlowerBackend(grid, identity(experiment.recipe), terms, observe=observe, say=say)
+    remote = FlowerBackend(grid, experiment_of(experiment.recipe), terms, observe=observe, say=say)
     return replace(experiment, remote=remote)
+
+
+def experiment_of(recipe: Recipe) -> str:
+    """The fingerprint that all sides of a federation compute: of the recipe, and of code of the user's own."""
+    code = json.dumps(code_fingerprints(recipe)).encode()
+    return hashlib.blake2b(identity(recipe).encode() + code, digest_size=16).hexdigest()
 
 
 def terms_of(recipe: Recipe) -> Terms:
@@ -87,7 +95,6 @@ def site_of(
     recipe: Recipe,
     node: Mapping[str, Any],
     *,
-    warm: bool = False,
     data: OwnData | None = None,
     classes: int | None = None,
 ) -> Site:
@@ -110,7 +117,8 @@ def site_of(
         clients, tests = everybody.select(numbers), {n: own.select(numbers) for n, own in scenario.own.items()}
     holding = Holding(numbers, clients, tests)
     folder, measure = Path(str(node["folder"])), measure_of(recipe)
-    return Site(algorithm, {CLIENTS: holding}, identity(recipe), folder, measure=measure, warm=warm)
+    how = recipe.simulator.executor
+    return Site(algorithm, {CLIENTS: holding}, experiment_of(recipe), folder, measure=measure, executor=how, say=_tell)
 
 
 def client_numbers(text: str) -> list[int]:
@@ -135,7 +143,7 @@ def client_app(recipe: str | Path, data: OwnData | None = None, classes: int | N
     """Flower's app of a site: of the recipe's own data, or of other ``data`` with so many ``classes``."""
     from mixfed.backends.flower import client_app as app
 
-    return app(lambda node, run, warm: site_of(_of_run(recipe, run), node, warm=warm, data=data, classes=classes))
+    return app(lambda node, run: site_of(_of_run(recipe, run), node, data=data, classes=classes))
 
 
 def server_app(recipe: str | Path, scenario: Callable[[], Scenario] | None = None) -> ServerApp:

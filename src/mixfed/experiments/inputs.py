@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mixfed.data.encoding import CHARACTERS
@@ -20,8 +20,17 @@ def fingerprints(recipe: Recipe) -> dict[str, str]:
     Of code these are the file that the recipe names and what it imports from the same folder. What a source of the
     user's own reads is not known.
     """
+    return _told(_files(recipe))
+
+
+def code_fingerprints(recipe: Recipe) -> dict[str, str]:
+    """The same of code alone, which all sides of a federation have; data are each side's own."""
+    return _told(_code(recipe))
+
+
+def _told(files: Iterable[tuple[Path, Path]]) -> dict[str, str]:
     found = {}
-    for file, folder in _files(recipe):
+    for file, folder in files:
         name = file.relative_to(folder) if file.is_relative_to(folder) else file
         found[name.as_posix()] = _fingerprint(file)
     return dict(sorted(found.items()))
@@ -40,8 +49,8 @@ def require_same_inputs(recipe: Recipe, told: str) -> None:
         raise InputError(f"The file {min(now.keys() - recipe.inputs.keys())} is new since {told}; start a new run.")
 
 
-def _files(recipe: Recipe) -> Iterator[tuple[Path, Path]]:
-    """Every file, with the folder that its name is told from."""
+def _code(recipe: Recipe) -> Iterator[tuple[Path, Path]]:
+    """Every file of code, with the folder that its name is told from."""
     home = Path(recipe.home or ".").resolve()
     code = {
         "data.source": [recipe.data.source],
@@ -53,6 +62,12 @@ def _files(recipe: Recipe) -> Iterator[tuple[Path, Path]]:
     for key, names in code.items():
         for name in filter(is_own, names):
             yield from ((file, home) for file in own.files_of_code(name, recipe.home, key))
+
+
+def _files(recipe: Recipe) -> Iterator[tuple[Path, Path]]:
+    """Every file: code, weights and data."""
+    home = Path(recipe.home or ".").resolve()
+    yield from _code(recipe)
     if recipe.model.weights:
         yield own.file_of(recipe.model.weights, recipe.home, "model.weights"), home
     if recipe.data.source == "files":

@@ -90,6 +90,10 @@ def _outputs(criterion: str, source: Source, labels: NDArray[Any] | None) -> int
     return 1 if criterion != "squared_error" or labels is None else int(np.prod(labels.shape[1:]))
 
 
+_ALSO_CALLED = {"num_classes": "outputs", "in_channels": "channels", "in_chans": "channels"}
+"""What networks of other packages call the sizes that the data determine."""
+
+
 def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     """What a network needs to know that the data determine."""
     section, source, clients = recipe.model, scenario.source, scenario.clients
@@ -104,6 +108,7 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     known["size"] = shape[-1] if shape else None
     if len(shape) == 3:
         known["channels"] = shape[0]
+    known |= {name: known.get(ours) for name, ours in _ALSO_CALLED.items()}
     found = {name: int(value) for name, value in known.items() if name in wanted and value is not None}
     for name in wanted:
         if wanted[name].required and name not in found and name not in section.options:

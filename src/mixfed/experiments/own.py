@@ -1,4 +1,4 @@
-"""Things of the user's own in a recipe: ``"file.py:Name"``, or ``"package.module:Name"``.
+"""Things of the user's own in a recipe: ``"file.py:Name"``, or ``"package.module:Name"``, or ``"…:Class.function"``.
 
 A file is looked for from the recipe's folder, and so are modules that are not installed. Nothing here needs PyTorch;
 what is loaded may.
@@ -23,7 +23,7 @@ from mixfed.experiments.schema import nearest, shortened
 
 def short(name: str) -> str:
     """The name without its place: what a table, a folder or a section of the recipe calls it."""
-    return name.rpartition(":")[2]
+    return name.rpartition(":")[2].rpartition(".")[2]
 
 
 def find(name: str, home: str, key: str) -> Callable[..., Any]:
@@ -38,15 +38,18 @@ def find(name: str, home: str, key: str) -> Callable[..., Any]:
 
 def load(name: str, home: str, key: str) -> Any:
     """What the name stands for; ``home`` is the recipe's folder, and ``key`` is told where something is wrong."""
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute.isidentifier():
+    place, _, path = name.rpartition(":")
+    if not place or not all(part.isidentifier() for part in path.split(".")):
         raise InputError(f"'{key}' takes 'file.py:Name' or 'package.module:Name', not '{shortened(name)}'.")
-    module = module_of(place, home, key)
-    if not hasattr(module, attribute):
-        there = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        hint = f"did you mean '{place}:{nearest(attribute, there)}'?" if there else "it defines nothing to call."
-        raise InputError(f"'{key}': {place} has no '{attribute}'; {hint}")
-    return getattr(module, attribute)
+    found: Any = module_of(place, home, key)
+    before = f"{place}:"
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            there = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
+            hint = f"did you mean '{before}{nearest(attribute, there)}'?" if there else "it defines nothing to call."
+            raise InputError(f"'{key}': {before.rstrip(':.')} has no '{attribute}'; {hint}")
+        found, before = getattr(found, attribute), f"{before}{attribute}."
+    return found
 
 
 def load_function(name: str, home: str, key: str) -> Callable[..., Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from mixfed.errors import InputError, from_extra
@@ -20,7 +22,7 @@ def from_torchvision(name: str) -> Callable[..., nn.Module]:
 
     def make(outputs: int, **settings: Any) -> nn.Module:
         models = _package("torchvision", "torchvision.models")
-        _require(name, "torchvision", models.list_models())
+        _require(name, "torchvision", models.list_models(module=models))  # not those in parts, for boxes and masks
         network: nn.Module = models.get_model(name, weights=None, num_classes=outputs, **settings)
         return network
 
@@ -47,9 +49,23 @@ CATALOGUES: dict[str, Callable[[str], Callable[..., nn.Module]]] = {
 }
 
 
+_COMPILED = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+"""Operators that torchvision describes to PyTorch even where its compiled part, which has them, does not load."""
+
+
 def _package(extra: str, module: str) -> Any:
+    """The module; a torchvision whose compiled part is for another device serves too: few networks need that part."""
     try:
-        return from_extra(module, extra, f"A network of {extra}")
+        try:
+            return from_extra(module, extra, f"A network of {extra}")
+        except RuntimeError as error:
+            if "operator torchvision::" not in str(error):
+                raise
+            _declare_operators()
+            return from_extra(module, extra, f"A network of {extra}")
     except InputError:
         raise
     except Exception as error:  # a build for another PyTorch fails in its own way
@@ -57,7 +73,20 @@ def _package(extra: str, module: str) -> Any:
         raise InputError(f"{extra} does not work here ({line}); install its build for this PyTorch.") from error
 
 
+@cache
+def _declare_operators() -> Any:
+    """Names torchvision's operators to PyTorch, which then lets it be imported; a network that calls one fails there.
+
+    They are known as long as the library is kept.
+    """
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in _COMPILED:
+        library.define(operator)
+    return library
+
+
 def _require(name: str, package: str, known: Sequence[str]) -> None:
     if name not in known:
         (near,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0) or [""]
-        raise InputError(f"The package {package} has no network '{name}'; did you mean '{package}:{near}'?")
+        near = f"did you mean '{package}:{near}'?"
+        raise InputError(f"The package {package} has no network for classes called '{name}'; {near}")

@@ -22,7 +22,7 @@ def load_weights(network: nn.Module, file: str | Path, parts: Mapping[str, str] 
     file, where they begin with the key's value instead: ``{"body.": "encoder."}``. All else keeps its fresh start.
     """
     path = Path(file)
-    given, wanted = _read(path), network.state_dict()
+    given, wanted = read_weights(path), network.state_dict()
     if parts:
         wanted, given = _parts(path, wanted, given, parts)
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -57,7 +57,8 @@ def _parts(
     return ours, theirs
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file by their names, or a sentence."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -86,12 +86,13 @@ class Atlas:
         places = free + [-1] * (len(updates) - len(free))
         return replace(self, norms=norms, scores=scores, born=born), places
 
-    def factors(self, *, normalise: bool = True) -> Tensor:
-        """median(‖a‖)/‖aₘ‖ for each anchor; a zero anchor stays zero, and where the median is zero nothing changes."""
-        middle = torch.quantile(self.norms, 0.5)
+    def factors(self, norms: Tensor | None = None, *, normalise: bool = True) -> Tensor:
+        """median(‖a‖)/‖aₘ‖ for each anchor, or for vectors with these ``norms``; a zero anchor stays zero, and where
+        the median is zero nothing changes."""
+        norms, middle = self.norms if norms is None else norms, torch.quantile(self.norms, 0.5)
         if not normalise or not bool(middle > 0):
-            return torch.ones_like(self.norms)
-        return torch.where(self.norms > 0, middle / self.norms.clamp(min=torch.finfo(middle.dtype).tiny), 0.0)
+            return torch.ones_like(norms)
+        return torch.where(norms > 0, middle / norms.clamp(min=torch.finfo(middle.dtype).tiny), 0.0)
 
     def combine(self, coefficients: Tensor, onto: Tensor) -> Tensor:
         """x + Σ cₘ·aₘ, x the vector ``onto``: the scales of 8-bit rows go into the coefficients."""

@@ -31,12 +31,16 @@ Objective = Literal["in_domain", "out_of_domain", "rotation"]
 
 @dataclass(frozen=True)
 class Merged:
-    """The models x′ = x + Σ cₘāₘ, where āₘ is an anchor times its factor."""
+    """The models x′ = x + Σ cₘāₘ, where āₘ is an anchor times its factor.
+
+    With one ``more`` direction, which is not of the atlas, its factor and its coefficient are the last.
+    """
 
     model: Model
     params: Params
     atlas: Atlas
     factors: Tensor
+    more: Tensor | None = None
 
     @cached_property
     def start(self) -> Tensor:
@@ -45,7 +49,9 @@ class Merged:
 
     def at(self, coefficients: Tensor) -> Params:
         """x + Σ cₘāₘ; its leaves share one piece of memory."""
-        moved = self.atlas.combine(coefficients * self.factors, self.start)
+        weights = coefficients * self.factors
+        start = self.start if self.more is None else self.start + self.more * weights[-1]
+        moved = self.atlas.combine(weights[: len(self.atlas)], start)
         return self.params | unflat(moved, self.params, self.model.trainable)
 
     def gradient(self, guide: Guide, coefficients: Tensor, batch: Batch) -> Tensor:
@@ -59,7 +65,9 @@ class Merged:
         buffers = tree.clone({n: there[n] for n in model.buffers})
         gradient, _, _ = gradient_of(lambda p, b: guide.loss(p | guide.head, b), weights, buffers, batch)
         whole = {n: gradient[n] if n in gradient else torch.zeros_like(self.params[n]) for n in names}
-        return self.factors * self.atlas.project(flat(core.as_server_copy(whole, self.params), names))
+        slope = flat(core.as_server_copy(whole, self.params), names)
+        along = self.atlas.project(slope)
+        return self.factors * (along if self.more is None else torch.cat([along, (self.more @ slope)[None]]))
 
 
 @dataclass(frozen=True)

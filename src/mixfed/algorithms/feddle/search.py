@@ -6,14 +6,17 @@ which they are best added to the model. A coefficient may be negative: an update
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.feddle.atlas import Atlas, flat
+from mixfed.algorithms.feddle.central import CentralAnchor
 from mixfed.algorithms.feddle.fallbacks import (
     Arrived,
     Fallback,
@@ -47,6 +50,10 @@ class Search:
     image was turned, which needs no labels (rotation). ``compare`` names a central source with labelled examples of the
     clients' domain: the cosine between the gradients that they and the objective give at the start of the search is
     recorded, which costs two more gradients a round and changes nothing.
+
+    A search ends where the noise of its last batches has brought it. Two options against that, which are not in the
+    paper: with ``cosine`` the rate falls along ½(1 + cos(πk/K)) over the K steps, and ``tail`` is the share of the last
+    steps over which the coefficients are averaged (0: the last ones are taken).
     """
 
     batching: Batching
@@ -59,6 +66,8 @@ class Search:
     active: bool = True
     head: Head = field(default_factory=Head)
     compare: str = ""
+    cosine: bool = False
+    tail: float = 0.0
 
     def __post_init__(self) -> None:
         if self.objective not in ("in_domain", "out_of_domain", "rotation"):
@@ -67,6 +76,12 @@ class Search:
             raise InputError("The search needs a regularisation of at least 0 and 1 or more steps for the head.")
         if self.compare and not (self.active and self.objective != "in_domain"):
             raise InputError("Gradients are compared with those of a search on data of another domain.")
+        if not 0 <= self.tail <= 1:
+            raise InputError(f"The tail of a search is a share of its steps, from 0 to 1, not {self.tail}.")
+
+    def last(self, steps: int) -> int:
+        """The number of the last steps whose coefficients are averaged."""
+        return max(1, round(self.tail * steps))
 
 
 def feddle(
@@ -77,6 +92,7 @@ def feddle(
     bits: int = 32,
     place: Place = "device",
     fallback: Fallback | Algorithm | None = None,
+    central: CentralAnchor | None = None,
 ) -> Algorithm:
     """Feddle: ĉ = argmin_c ℓ(D_S, x + Σ cₘāₘ) + λ/2·Σ(cₘ − c′ₘ)², x ← x + Σ ĉₘāₘ, scores ← |ĉₘ|   (Eq. 4–10).
 
@@ -91,6 +107,8 @@ def feddle(
     ``atlas`` is the number of anchors (the paper: twice the clients of a round), ``bits`` and ``place`` how and where
     they are kept. Averaged buffers (BatchNorm's statistics) are no directions to search in: they follow the fallback.
     The anchors are written in place, so a step can be taken only once from a state.
+
+    With a ``central`` anchor the server's own update is one more direction of every search (:func:`feddle_plus`).
     """
     model = trainer.model
     names = model.trainable
@@ -117,11 +135,16 @@ def feddle(
         anchors, places = Atlas(**state["atlas"]).with_updates(updates, server.round, by_score=search.by_score)
         factors = anchors.factors(normalise=search.normalise)
         after, start = begun(_without_atlas(state), Arrived(replies, updates, places, factors), server)
-        models = Merged(model, base.params(after), anchors, factors)
-        found, noted = searched(models, search, start, server) if search.active and len(anchors) else (start, {})
+        models, judge = Merged(model, base.params(after), anchors, factors), server
+        if central is not None:
+            models, start, judge = central.added(models, start, server, normalise=search.normalise)
+        found, noted = searched(models, search, start, judge) if search.active and len(anchors) else (start, {})
+        if models.more is not None:
+            noted |= {"central_share": float(found[-1] * models.factors[-1])}
+        of_anchors = found[: len(anchors)]
         return base.with_params(after, tree.clone(models.at(found))) | {
-            "atlas": replace(anchors, scores=found.abs()).tree(),
-            "searched": {"coefficients": found, "ages": server.round - anchors.born, **noted},
+            "atlas": replace(anchors, scores=of_anchors.abs()).tree(),
+            "searched": {"coefficients": of_anchors, "ages": server.round - anchors.born, **noted},
         }
 
     def restore(state: State, device: torch.device) -> State:
@@ -133,22 +156,39 @@ def feddle(
 
     return replace(
         base,
-        name="feddle",
+        name="feddle" if central is None else "feddle_plus",
         init=init,
         step=step,
         uploads="each",
         lateness=replace(base.lateness, late="use"),
         rows=replace(base.rows, untouched_stay=False),
-        centre=_at_centre(search, base),
+        centre=_at_centre(search, base) if central is None else AtCentre.of(central.trainer),
         restore=restore,
         diagnostics=diagnostics,
     )
 
 
+def feddle_plus(trainer: LocalTrainer, search: Search, central: CentralAnchor, **options: Any) -> Algorithm:
+    """Feddle+: guided merging that can leave the span of the clients' updates (of this library, not of the paper).
+
+    x′ = x + Σ c′ₘāₘ is where the fallback would go, and d the change that fine-tuning at the centre makes of x′. The
+    search has d̄, which is d scaled as an anchor, as one more direction: ĉ, ê = argmin ℓ(D_S, x + Σ cₘāₘ + e·d̄). It
+    begins at c′ and at all of d (or a share of it), so that without a search it is Fed+FT, and without d Feddle. d is
+    fitted on some of the server's examples, and the search goes by the others (:class:`CentralAnchor`).
+
+    ``options`` are those of :func:`feddle`.
+    """
+    if search.objective != "in_domain":
+        raise InputError("Feddle+ trains on the server's labels as the task's; for data of another domain use feddle.")
+    if central.trainer.model is not trainer.model:
+        raise InputError("Clients and centre train one model; build their trainers from the same Model.")
+    return feddle(trainer, search, central=central, **options)
+
+
 def _at_centre(search: Search, base: Algorithm) -> AtCentre:
     """The search goes by the task's labels in-domain only, and finds nothing beyond what clients have sent."""
     judged = (CENTRE,) if search.active and search.objective == "in_domain" else ()
-    return AtCentre(judged or base.centre.judged, guides_only=not base.centre.judged)
+    return AtCentre(judged or base.centre.judged, guides=() if base.centre.judged else judged)
 
 
 def _without_atlas(state: State) -> State:
@@ -167,17 +207,21 @@ def searched(models: Merged, search: Search, fallback: Tensor, server: Server) -
     optimizer = optim.adam(search.learning_rate)
 
     def run(batches: Batches) -> Tensor:
-        c = {"c": start}
-        memory = optimizer.init(c)
-        for batch, _ in batches:
-            gradient = models.gradient(guide, c["c"], batch)
+        c, memory, steps = start, optimizer.init({"c": start}), batches.length
+        total, last = torch.zeros_like(start), search.last(steps)
+        for k, (batch, _) in enumerate(batches):
+            gradient = models.gradient(guide, c, batch)
             if search.regularisation:
-                gradient = gradient + search.regularisation * (c["c"] - fallback)
-            c, memory = optimizer.step(c, {"c": gradient}, memory)
-        return c["c"]
+                gradient = gradient + search.regularisation * (c - fallback)
+            direction, memory = optimizer.direction({"c": gradient}, memory, {"c": c})
+            share = 0.5 * (1 + math.cos(math.pi * k / steps)) if search.cosine else 1.0
+            c = tree.add({"c": c}, direction, -search.learning_rate * share)["c"]
+            if k >= steps - last:
+                total = total + c
+        return total / last
 
     noted = {"cosine": _agreement(models, search, guide, start, server)} if search.compare else {}
-    return server.work(("feddle", len(models.atlas)), run, batches), noted
+    return server.work(("feddle", len(start)), run, batches), noted
 
 
 def _agreement(models: Merged, search: Search, guide: Guide, start: Tensor, server: Server) -> float:
@@ -196,11 +240,11 @@ def _agreement(models: Merged, search: Search, guide: Guide, start: Tensor, serv
 
 def diagnostics(state: State) -> dict[str, float]:
     """What the last search found: range and signs of the coefficients, the age of the anchors in rounds, and, where
-    gradients were compared, their cosine."""
+    there are such, the cosine of the gradients that were compared and how much of the server's update was taken."""
     found, ages = state["searched"]["coefficients"], state["searched"]["ages"]
     if not len(found):
         return {}
-    noted = {"cosine": state["searched"]["cosine"]} if "cosine" in state["searched"] else {}
+    noted = {n: x for n, x in state["searched"].items() if n not in ("coefficients", "ages")}
     return {
         "coefficient_min": float(found.min()),
         "coefficient_max": float(found.max()),

@@ -16,22 +16,15 @@ Config = Mapping[str, Any]
 """What ``--node-config`` said to a node, or ``--run-config`` to a run."""
 
 
-class _Process:
-    """What the app knows of the process it is in."""
-
-    warm = False
-    """Whether the process answers many messages (:mod:`mixfed.backends.flower.worker`)."""
-
-
-def client_app(make: Callable[[Config, Config, bool], Site]) -> ClientApp:
-    """The app of a node. ``make(node_config, run_config, warm)`` makes its site, once in a process for every run."""
+def client_app(make: Callable[[Config, Config], Site]) -> ClientApp:
+    """The app of a node. ``make(node_config, run_config)`` makes its site, once in a process for every run."""
     app = ClientApp()
     made: dict[int, Site] = {}
 
     def answer(message: Message, context: Context) -> Message:
         if context.run_id not in made:
             made.clear()
-            made[context.run_id] = make(dict(context.node_config), dict(context.run_config), _Process.warm)
+            made[context.run_id] = make(dict(context.node_config), dict(context.run_config))
         return Message(to_record(made[context.run_id].answer(from_record(message.content))), reply_to=message)
 
     for register in (app.train, app.evaluate, app.query):
@@ -48,8 +41,3 @@ def server_app(main: Callable[[Grid, Config], None]) -> ServerApp:
         main(grid, dict(context.run_config))
 
     return app
-
-
-def stays_warm() -> None:
-    """This process will answer many messages."""
-    _Process.warm = True

@@ -72,7 +72,7 @@ class LocalFederation:
 
     def __enter__(self) -> LocalFederation:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, *ports = free_ports(1 + len(self.nodes))
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         trust = f'root-certificates = "{self.keys.authority}"' if self.keys else "insecure = true"
         connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{self.address}"\n{trust}\n'
@@ -81,7 +81,6 @@ class LocalFederation:
             link = ["--isolation", "process", "--host", "127.0.0.1", "--port", str(self.port)]
             link += self.keys.of_link() if self.keys else ["--insecure"]
             self.start("superlink", [script("flower-superlink"), *link, "--disable-runtime-dependency-installation"])
-            self._ports = dict(enumerate(ports))
             for i in range(0 if self.keys else len(self.nodes)):
                 self.start_site(i)
             self._wait_for_link()
@@ -98,8 +97,7 @@ class LocalFederation:
     def start_site(self, number: int) -> None:
         """Starts the site of this number, also once more after it was killed."""
         options = self.keys.of_site(number) if self.keys else ["--insecure"]
-        options += ["--superlink", self.address, "--host", "127.0.0.1"]
-        options += ["--port", str(self._ports[number]), "--node-config", self.nodes[number]]
+        options += ["--superlink", self.address, "--node-config", self.nodes[number]]
         self.start(f"site-{number}", [sys.executable, "-m", "mixfed.backends.flower.worker", *options])
 
     def start(self, name: str, command: Sequence[str]) -> None:
@@ -116,8 +114,12 @@ class LocalFederation:
         )
 
     def environment(self) -> Mapping[str, str]:
-        """That of this process, with a home for Flower in the folder; sites share this machine's cores."""
+        """That of this process, with a home for Flower in the folder; sites share this machine's cores.
+
+        Flower finds its own commands by name, so that they are looked for beside this Python first.
+        """
         own = {"FLWR_HOME": str(self.folder), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return {"OMP_NUM_THREADS": "1"} | os.environ | own
 
     def kill(self, name: str) -> None:
@@ -212,12 +214,8 @@ def script(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+def free_port() -> int:
+    """A port on loopback that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

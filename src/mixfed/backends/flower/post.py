@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from typing import cast
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from mixfed.backends.clock import RealClock
 from mixfed.backends.federation import Federation, Terms
 from mixfed.backends.parcels import Parcel
 from mixfed.errors import InputError
@@ -94,14 +93,5 @@ class GridPost:
 class FlowerBackend(Federation):
     """A federation over a Flower grid; the arguments are those of :class:`mixfed.backends.federation.Federation`."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        experiment: str,
-        terms: Terms | None = None,
-        *,
-        observe: Callable[[str, int, int, float], None] = lambda source, client, round, delay: None,
-        say: Callable[[str], None] = lambda sentence: None,
-        clock: RealClock | None = None,
-    ) -> None:
-        super().__init__(GridPost(grid), experiment, terms, observe=observe, say=say, clock=clock)
+    def __init__(self, grid: Grid, experiment: str, terms: Terms | None = None, **options: Any) -> None:
+        super().__init__(GridPost(grid), experiment, terms, **options)

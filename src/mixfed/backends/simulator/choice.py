@@ -19,6 +19,7 @@ from mixfed.core.algorithm import Message
 from mixfed.core.backend import Run
 from mixfed.core.batches import Plan
 from mixfed.core.ledger import Cost, count_work
+from mixfed.core.model import Model
 from mixfed.core.private import PrivateStore
 from mixfed.errors import InputError, explained
 from mixfed.models import vmap
@@ -33,6 +34,11 @@ SHARED_BY = 4
 
 NOT_WORTH_IT = 1.1
 """An execution that takes no more than so many times as long as the fastest is not given up for it."""
+
+
+def is_batched_well(model: Model) -> bool:
+    """Whether clients of this model are likely to be faster many at once than one after another."""
+    return not model.has_convolutions and model.numbers() < LARGE
 
 
 class Chooser:
@@ -168,8 +174,9 @@ class Chooser:
         A single client runs by loop. So do a few clients of a large cohort, as long as nothing is chosen: the choice
         waits for a cohort that tells more.
         """
-        new, loop = plan.source not in self._chosen, self._with_threads("loop", message, plan)
+        new = plan.source not in self._chosen
         if len(plan) == 1 or (new and 4 * len(plan) < 3 * self._asked.get(plan.source, 0)):
+            loop = self._with_threads("loop", message, plan)
             if new and plan.source not in self._told:
                 self.say(f"Executor: {loop}; {len(plan)} of a cohort are too few to batch.")
             self._told.add(plan.source)
@@ -236,7 +243,7 @@ class Chooser:
         """What may be timed, the most promising first: loop, vmap and, where it may pay, factors, in all threads, and,
         if no number of threads was given, in one."""
         model, found = self.algorithm.model, []
-        names = ["vmap", "loop"] if not model.has_convolutions and model.numbers() < LARGE else ["loop", "vmap"]
+        names = ["vmap", "loop"] if is_batched_well(model) else ["loop", "vmap"]
         for name in [*(["factored"] if self._sizes(plan).factored else []), *names]:
             usual, batched = self._with_threads(name, message, plan), name != "loop"
             for threads in [usual.threads] if self._given_threads else dict.fromkeys([usual.threads, 1, self.threads]):

@@ -224,8 +224,8 @@ class Simulator:
 
     def _parts(self, groups: list[tuple[int, Jobs]]) -> list[Cohort]:
         """A cohort for the clients of each round, or one for all where clients of several rounds can run at once."""
-        messages = [self._messages[jobs.source].of(round) for round, jobs in groups]
         mixed = self.algorithm.lateness.same_in_every_round and not self.algorithm.rows and len(groups) > 1
+        messages = [self._messages[jobs.source].of(round) for round, jobs in groups] if mixed else []
         if not mixed or any(message.examples or message.first for message in messages):
             planned = [self._planned(jobs) for _, jobs in groups]
             for message, plan in planned:

@@ -150,9 +150,9 @@ def _one_client(algorithm: Algorithm, part: Cohort, unit: slice, privates: Priva
 
 def _vmapped(algorithm: Algorithm, part: Cohort, unit: slice, privates: PrivateStore, of: GatheredOf) -> None:
     plan, which = part.plan, part.which[unit]
-    numbers = np.unique(which).tolist()
+    numbers = [0] if len(part.messages) == 1 else np.unique(which).tolist()
     message, gathered = part.messages[numbers[0]], of(numbers[0])
-    clients = [int(c) for c in plan.clients[unit]]
+    clients = plan.clients[unit].tolist()
     batches = plan.chunk(unit, algorithm.model.device)
     private = privates.gather(plan.source, clients, message.first)
     picked = rows.pick(algorithm.rows.tables, message.payload, batches, clients) if algorithm.rows else None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mixfed.backends.aggregate import WeightedSum, weighted_mean, wide
+from mixfed.backends.aggregate import Bundle, WeightedSum, wide
 from mixfed.backends.simulator.factored import Factors
-from mixfed.backends.work import fits, norm_of, norms_of
+from mixfed.backends.work import all_fit, fits, norm_of, norms_of
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Private, Upload
 from mixfed.core.faults import median
@@ -74,12 +74,16 @@ class Gathered:
         Tables that came by rows are apart, as ``picked`` has them, and so are leaves in ``factors``, whose mean is one
         product. Their numbers are all finite where those of the mean are.
         """
-        factors, share = factors or {}, upload.weight / upload.weight.sum()
-        means = {k: {n: wide(x.weighted_sum(share)) for n, x in v.items()} for k, v in factors.items()}
-        real = picked.real() if picked else None
-        norms = norms_of(upload, private, real)
+        factors, total = factors or {}, float(upload.weight.sum())
+        means = {k: {n: wide(x.weighted_sum(upload.weight / total)) for n, x in v.items()} for k, v in factors.items()}
+        bundle = Bundle.of(upload.values if picked is None else picked.apart(upload.values)[0])
+        norms = norms_of(
+            Upload(bundle.values if picked is None else upload.values, upload.weight),
+            private,
+            picked.real() if picked else None,
+        )
         seen = self._add_factors(norms, factors, means)
-        if self.each or not seen or not all(fits(norm, self.bound) for norm in norms):
+        if self.each or not seen or not all_fit(norms, self.bound):
             for i, client in enumerate(clients):
                 one = Upload(_with_dense(index(upload.values, i), factors, i), upload.weight[i])
                 one = one if picked is None else picked.with_rows(one, upload.values, i)
@@ -88,13 +92,11 @@ class Gathered:
             return
         self.norms |= dict(zip(clients[:seen], norms[:seen], strict=True))
         self.private.append((list(clients), private))
-        values = upload.values
         if picked is not None:
             weights = {t: upload.weight.index_select(0, owner) for t, owner in picked.owner.items()}
-            values, tables = picked.apart(values)
-            self.sum.add_rows(picked.ids, weights, tables, picked.flat)
-        mean = {k: {n: weighted_mean(upload.weight, x) for n, x in v.items()} for k, v in values.items()}
-        self.sum.add_mean(clients, float(upload.weight.sum()), {k: v | means.get(k, {}) for k, v in mean.items()})
+            self.sum.add_rows(picked.ids, weights, picked.apart(upload.values)[1], picked.flat)
+        mean = bundle.mean(upload.weight)
+        self.sum.add_mean(clients, total, {k: v | means.get(k, {}) for k, v in mean.items()})
 
     def _add_factors(self, norms: list[float], factors: FactoredLeaves, means: Mapping[str, Params]) -> int:
         """Adds what is in factors to the norms of a chunk: of how many clients, the first ones.
@@ -108,7 +110,7 @@ class Gathered:
         seen = len(norms) if self.bound is not None else min(len(norms), SAMPLE)
         squares = torch.stack([x.of(slice(seen)).squares() for x in leaves]).sum(0).clamp(min=0).tolist()
         norms[:seen] = [math.hypot(norm, math.sqrt(square)) for norm, square in zip(norms, squares, strict=False)]
-        longest = norm_of(Upload(dict(means), torch.ones(())), {})
+        longest = math.hypot(*(float(torch.linalg.vector_norm(x)) for part in means.values() for x in part.values()))
         return seen if longest <= FAR * (median(norms[:seen]) or norms[0]) else 0
 
     def count_rows(self, picked: RowDelivery, payload: dict[str, Params]) -> None:

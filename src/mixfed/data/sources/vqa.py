@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile, gettempdir
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 
 from mixfed.data._arrays import Arrays
+from mixfed.data._disk import reserve
 from mixfed.data._files import content, reading
 from mixfed.data.sources.base import Source, find
 from mixfed.errors import InputError
@@ -106,7 +107,8 @@ class Pictures:
     """Numbers of images as the images, float32 from 0 to 1.
 
     Several questions share an image, and all images at once would fill the memory (VQA at 224 pixels: 18 GB). So a file
-    is read when its image is first wanted, and the pixels are kept in a temporary file that is memory-mapped.
+    is read when its image is first wanted, and the pixels are kept in a temporary file that is memory-mapped. The file
+    takes the room of those images that were wanted.
     """
 
     def __init__(self, files: Sequence[Path], size: int) -> None:
@@ -115,15 +117,17 @@ class Pictures:
                 raise InputError(f"The image {image} is missing.")
         self._files = files
         self._known = np.zeros(len(files), np.bool_)
-        with TemporaryFile() as file:  # which lives as long as it is mapped
-            self._pixels = np.memmap(file, np.uint8, "w+", shape=(len(files), 3, size, size))
+        self._stored = cast(BinaryIO, TemporaryFile())  # noqa: SIM115, for it is written into as long as this lives
+        self._pixels = np.memmap(self._stored, np.uint8, "w+", shape=(len(files), 3, size, size))
 
     def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         import torch
 
         numbers = batch["x"].cpu().numpy()
         for number in np.unique(numbers[~self._known[numbers]]).tolist():
-            self._pixels[number] = self._read(self._files[number])
+            pixels = self._read(self._files[number])
+            reserve(self._stored, number * pixels.size, (number + 1) * pixels.size, Path(gettempdir()))
+            self._pixels[number] = pixels
             self._known[number] = True
         pixels = torch.from_numpy(self._pixels[numbers]).to(batch["x"].device)
         return {**batch, "x": pixels.to(torch.float32) / 255}

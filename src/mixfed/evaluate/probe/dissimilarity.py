@@ -5,10 +5,10 @@ With weighted losses f_f and f_c, f = f_f + f_c, and gradients ∇̃ sampled on 
     G̃² = ‖∇̃f_f‖²/w_f + ‖∇̃f_c‖²/w_c − ‖∇̃f‖²          (for w_f = w_c = ½ this is ‖∇̃f_f − ∇̃f_c‖²)
     B̃² = (‖∇̃f_f‖²/w_f + ‖∇̃f_c‖²/w_c) / ‖∇̃f‖²
 
-measured along a training run with one local step a round (K = 1), in which all mixed methods are the same. Beside
-them: σ², the variance of a client's batch gradient around the cohort's mean, and σ_c², that of a central batch (none
-where the centre minimises a regulariser, which needs no batch). All of it needs sums over clients only, so it can be
-measured in a real federation too.
+with ∇̃f_f = Σ gᵢ/S, the plain mean over the cohort (Eq. 7), along a training run with one local step a round (K = 1), in
+which all mixed methods are the same. Beside them: σ², the variance of a client's batch gradient around the cohort's
+mean (by S − 1), and σ_c², that of a central batch (0 where the centre minimises a regulariser, which needs none).
+All of it needs sums over clients only, so it can be measured in a real federation too.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _one_step(setup: Setup) -> Algorithm:
         params = core.received(message["params"], private)
         gradient, loss = _gradient(federated, setup, params, batches)
         sums = {"square": tree.dot(gradient, gradient), "loss": loss}
-        return Upload({"gradient": gradient, "sums": sums}, batches.examples), private
+        return Upload({"gradient": gradient, "sums": sums}, torch.ones_like(batches.examples)), private
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
         params = state["params"]
@@ -137,12 +137,13 @@ def _one_step(setup: Setup) -> Algorithm:
         (first, loss), (second, _) = central(params, server)
         both = tree.add(seen, first)
         norms = [float(tree.dot(g, g)) for g in (seen, first, both)]
+        clients = sum(r.weight for r in replies)
         parts = norms[0] / w_f + norms[1] / w_c
         apart = tree.sub(first, second)
         row = [
             parts - norms[2],
             parts / max(norms[2], 1e-30),
-            float(sums["square"]) - norms[0],
+            (float(sums["square"]) - norms[0]) * clients / max(clients - 1, 1),
             0.5 * float(tree.dot(apart, apart)),
             norms[2],
             float(sums["loss"]) + float(loss),

@@ -54,8 +54,13 @@ def _sorted(keys: Keys, bits: int) -> tuple[Keys, Keys]:
 
 def grouped(number: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The places where each of the numbers 0..count−1 stands, number after number, and where each one's begin."""
-    if number.is_cpu and count <= 1 << 16:  # which numpy sorts by their digits
-        order = torch.from_numpy(np.argsort(number.numpy().astype(np.uint16), kind="stable"))
+    bits = len(number).bit_length()
+    if number.is_cpu and bits + count.bit_length() <= 32:  # each with its place in its low bits, as above
+        packed = number.numpy().astype(np.uint32) << np.uint32(bits)
+        packed |= np.arange(len(packed), dtype=np.uint32)
+        packed.sort()
+        packed &= np.uint32((1 << bits) - 1)
+        order = torch.from_numpy(packed.astype(np.int64))
     else:
         order = torch.argsort(number, stable=True)
     amounts = torch.bincount(number, minlength=count)

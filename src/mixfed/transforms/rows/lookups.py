@@ -167,7 +167,8 @@ def _descend(
         if not values.requires_grad:
             return {}, [], values
         by = [*leaves.values(), *(one.rows for one in found)]
-        changes = torch.autograd.grad((values * -step).sum(), by, allow_unused=True)
+        scale = torch.full_like(values, -step) if isinstance(step, float) else -step
+        changes = torch.autograd.grad(values, by, scale, allow_unused=True)
     own = {n: x for n, x in zip(leaves, changes, strict=False) if x is not None}
     for one, x in zip(found, changes[len(leaves) :], strict=True):
         one.change = x

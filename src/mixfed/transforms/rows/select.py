@@ -146,8 +146,8 @@ def ask(tables: Mapping[str, Fields], sizes: Mapping[str, int], batches: Batches
         users = [t for t in tables if tables[t] == names]
         size, smallest = min((sizes[t], t) for t in users)
         given = [batches.fields[n] if many else batches.fields[n][None] for n in names]
-        _check(given, names, size, smallest, batches.source, clients)
-        local, numbered = _number(given, real, size)
+        padded = _check(given, names, size, smallest, batches.source, clients)
+        local, numbered = _number(given, real, size, padded=padded or real is not None)
         local_fields |= {n: x if many else x[0] for n, x in zip(names, local, strict=True)}
         found |= dict.fromkeys(users, numbered)
     amounts = {t: found[t].amounts for t in found} if many else {}
@@ -183,38 +183,50 @@ class _Found:
     amounts: Tensor
 
 
-def _number(given: list[Tensor], real: Tensor | None, size: int) -> tuple[list[Tensor], _Found]:
+def _number(given: list[Tensor], real: Tensor | None, size: int, *, padded: bool) -> tuple[list[Tensor], _Found]:
     """Local ids for fields [clients, steps, batch, …]: every client's distinct ids in ascending order are 0..n−1.
 
-    All clients are numbered at once, by sorting client·N + id.
+    All clients are numbered at once, by sorting client·N + id. Where nothing is ``padded``, all ids are real. The order
+    in memory is step after step, as the batches have it.
     """
-    count = len(given[0])
-    usable = [x >= 0 if real is None else (x >= 0) & real.view(*real.shape, *(1,) * (x.ndim - 3)) for x in given]
-    client = torch.arange(count, device=given[0].device)
-    keys = [
-        torch.where(ok, x + client.view(-1, *(1,) * (x.ndim - 1)) * size, count * size)
-        for x, ok in zip(given, usable, strict=True)
-    ]
+    count, device = len(given[0]), given[0].device
+    given, real = [x.transpose(0, 1) for x in given], None if real is None else real.transpose(0, 1)
+    usable = [_usable(x, real) if padded else None for x in given]
+    begins = torch.arange(0, (count + 1) * size, size, device=device)
+    keys = [x + _by_client(begins[:-1], x) for x in given]
+    keys = [k if ok is None else torch.where(ok, k, count * size) for k, ok in zip(keys, usable, strict=True)]
     found, place = distinct(torch.cat([k.reshape(-1) for k in keys]))
-    if len(found) and int(found[-1]) == count * size:  # padding
+    if padded and len(found) and int(found[-1]) == count * size:
         found = found[:-1]
-    owner = torch.div(found, size, rounding_mode="floor")
-    amounts = torch.bincount(owner, minlength=count)
-    first = amounts.cumsum(0) - amounts
+    first = torch.searchsorted(found, begins)
+    first, amounts = first[:-1], first.diff()
+    owner = torch.repeat_interleave(amounts, output_size=len(found))
     width = max(int(amounts.max()), 1)
-    position = torch.arange(len(found), device=found.device) - first.index_select(0, owner)
-    flat = owner * width + position
-    ids = found - owner * size
-    spare = torch.zeros(count, dtype=torch.int64, device=ids.device).index_copy_(0, owner, ids)
+    shift = torch.arange(0, count * width, width, device=device) - first
+    flat = torch.arange(len(found), device=device) + shift.index_select(0, owner)
+    ids = found - begins.index_select(0, owner)
+    spare = torch.zeros(count, dtype=torch.int64, device=device).index_copy_(0, owner, ids)
     rows = spare.repeat_interleave(width).index_copy_(0, flat, ids)
     local, start = [], 0
     for x, ok in zip(given, usable, strict=True):
-        mine = place[start : start + x.numel()].view(x.shape) - first.view(-1, *(1,) * (x.ndim - 1))
+        mine = place[start : start + x.numel()].view(x.shape) - _by_client(first, x)
         start += x.numel()
-        # A padded id stays padding; an id in a padded example is anything that exists, because its loss is masked.
-        local.append(torch.where(ok, mine, torch.where(x < 0, PADDING, 0)))
+        if ok is not None:
+            # A padded id stays padding; an id in a padded example is anything that exists, because its loss is masked.
+            mine = torch.where(ok, mine, torch.where(x < 0, PADDING, 0))
+        local.append(mine.transpose(0, 1))
     # A client that touches nothing has one row all the same, which padding may look up and mask.
     return local, _Found(ids, owner, flat, rows.view(count, width), amounts.clamp(min=1))
+
+
+def _by_client(numbers: Tensor, x: Tensor) -> Tensor:
+    """One number for each client, in a shape that goes with x [steps, clients, …]."""
+    return numbers.view(-1, *(1,) * (x.ndim - 2))
+
+
+def _usable(x: Tensor, real: Tensor | None) -> Tensor:
+    """Which ids of [steps, clients, batch, …] are those of real examples, and no padding."""
+    return x >= 0 if real is None else (x >= 0) & real.view(*real.shape, *(1,) * (x.ndim - 3))
 
 
 def _real(batches: Batches) -> Tensor | None:
@@ -228,13 +240,16 @@ def _real(batches: Batches) -> Tensor | None:
     return (torch.arange(size, device=counts.device) < counts[:, None])[None]
 
 
-def _check(given: list[Tensor], names: Fields, size: int, table: str, source: str, clients: Sequence[int]) -> None:
+def _check(given: list[Tensor], names: Fields, size: int, table: str, source: str, clients: Sequence[int]) -> bool:
+    """Refuses ids that the table does not have; whether any of them is padding."""
+    padded = False
     for x, name in zip(given, names, strict=True):
         if x.is_floating_point():
             raise InputError(f"The field '{name}' indexes the table '{table}', so it must hold whole numbers.")
         if not x.numel():
             continue
         low, high = (int(end) for end in x.aminmax())
+        padded = padded or low < 0
         if low >= PADDING and high < size:
             continue
         wrong = (x < PADDING) | (x >= size)
@@ -243,3 +258,4 @@ def _check(given: list[Tensor], names: Fields, size: int, table: str, source: st
             f"Client {who} of '{source}' has the id {int(x[wrong][0])} in '{name}', and the table '{table}' has the"
             f" rows 0 to {size - 1} (-1 is padding)."
         )
+    return padded

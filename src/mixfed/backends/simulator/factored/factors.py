@@ -19,6 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_FEW = 1 << 20
+"""Numbers that are sooner put together than multiplied block by block."""
+
 
 class Pairs(NamedTuple):
     """Inputs [clients, pairs, in] and output gradients [clients, pairs, out], whose outer products are meant."""
@@ -87,19 +90,25 @@ class Factors:
 
     def squares(self) -> Tensor:
         """‖Wᵢ‖² of each client, from inner products of its pairs."""
+        total: Tensor | float = self._squares_of_shared() if self.share.any() else 0.0
+        blocks = self._scaled()
+        if sum(inputs.numel() for inputs, _ in blocks) <= _FEW:
+            blocks = [Pairs.joined(blocks)] if blocks else []
+        for i, (inputs, scaled) in enumerate(blocks):
+            for j, (others, theirs) in enumerate(blocks[: i + 1]):
+                products = torch.bmm(inputs, others.mT) * torch.bmm(scaled, theirs.mT)
+                total = total + (1 if i == j else 2) * products.sum((1, 2))
+        return total if isinstance(total, Tensor) else self._tensor(np.zeros(len(self)))
+
+    def _squares_of_shared(self) -> Tensor:
+        """What the shared matrices bring to the squares: their own products, and those with the pairs."""
         there = np.flatnonzero(self.share.any(0)).tolist()
         shared = [self.shared[place] for place in there]
         gram = np.array([[float((m * n).sum()) for n in shared] for m in shared]).reshape(len(shared), len(shared))
         total = self._tensor(((self.share[:, there] @ gram) * self.share[:, there]).sum(1))
         own = replace(self, share=np.zeros_like(self.share))
-        for share, matrix in zip(self.share.T, self.shared, strict=True):
-            if share.any():
-                total = total + 2 * self._tensor(share) * own.inner(matrix)
-        blocks = self._scaled()
-        for i, (inputs, scaled) in enumerate(blocks):
-            for j, (others, theirs) in enumerate(blocks[: i + 1]):
-                products = torch.bmm(inputs, others.mT) * torch.bmm(scaled, theirs.mT)
-                total = total + (1 if i == j else 2) * products.sum((1, 2))
+        for place, matrix in zip(there, shared, strict=True):
+            total = total + 2 * self._tensor(self.share[:, place]) * own.inner(matrix)
         return total
 
     def times(self, factor: NDArray[np.float64] | float) -> Factors:

@@ -9,9 +9,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed.backends.simulator.factored.chain import Chain
 from mixfed.backends.simulator.factored.factors import Pairs
 from mixfed.backends.simulator.factored.matrix import Factored
 from mixfed.backends.simulator.factored.watch import Watch
@@ -123,9 +125,11 @@ class _Chunk:
             self.total = torch.zeros(self.clients, dtype=model.dtype, device=model.device)
             self.want_gradient = self.want_gradient and not self.trainer.optimizer.is_plain_sgd
             self.total_gradient = tree.zeros(self.dense) if self.want_gradient else {}
+            self.chain = self._chain()
+            self.ready = self._first_products(self.chain) if self.chain is not None else None
         for k, (batch, _) in enumerate(batches):
             before = tree.clone(self.buffers) if self.active is not None else self.buffers
-            found = self._gradient(batch, k)
+            found = self._gradient(batch, k) if self.chain is None else self._along(self.chain, batch, k)
             if found is None:
                 return None
             with vmap.outside():
@@ -142,6 +146,39 @@ class _Chunk:
             paths = coefficients(self.trainer.optimizer, self.rate, self.batches.length, correction is not None, mu)
             found[n] = Weight(self.start[n], correction, *paths)
         return found
+
+    def _chain(self) -> Chain | None:
+        """The network as a chain of layers, where that and its own loss is all that clients train."""
+        model, x = self.trainer.model, self.batches.fields.get("x")
+        chain = Chain.of(model) if self.loss == model.loss and x is not None else None
+        return chain if chain is not None and chain.suits(self._inputs(self.batches.fields), self.start) else None
+
+    def _inputs(self, fields: Batch) -> Tensor:
+        """What the network takes, in the precision in which the model gives it."""
+        x, dtype = self._plain(fields["x"]), self.trainer.model.dtype
+        return x.to(dtype) if dtype != torch.float32 and x.is_floating_point() else x
+
+    def _first_products(self, chain: Chain) -> Tensor | None:
+        """x·Wᵀ of the first layer for all steps at once [steps, clients, batch, out]; None where W is not the same at
+        every step, or not in factors."""
+        first, x = self.weights.get(chain.first), self._inputs(self.batches.fields).movedim(1, 0)
+        return F.linear(x.flatten(3), first.start) if first is not None and first.stays and x.is_contiguous() else None
+
+    def _along(self, chain: Chain, batch: Batch, k: int) -> tuple[Params, dict[str, list[Pairs]], Tensor]:
+        """What :meth:`_gradient` gives, by the layers of a chain."""
+        with vmap.outside():
+            x = self._inputs(batch)
+            for weight in self.weights.values():
+                weight.at_step(k)
+            ready = None if self.ready is None else self.ready[k]
+            passed = chain.passed(x.flatten(2), self.dense, self.weights, ready)
+            outputs = passed[-1].detach().requires_grad_()
+        with torch.enable_grad(), Watch({}, {}, self.clients, self.batches.length):
+            values = self._plain(self.trainer.model.losses_of(vmap.each(outputs), batch))
+        mask = self._plain(batch["mask"]) if "mask" in batch else None
+        with vmap.outside():
+            d, loss = _derivative_of_mean(values, outputs, mask)
+            return *chain.gradient(d, passed, self.dense, self.weights), loss
 
     def _gradient(self, batch: Batch, k: int) -> tuple[Params, dict[str, list[Pairs]], Tensor] | None:
         """∇loss by the dense weights, the pairs of the others, and the loss, of every client."""
@@ -208,9 +245,11 @@ class _Chunk:
         if self.want_gradient:
             gradients = {n: Factored(w.factors(w.seen, steps)) for n, w in self.weights.items()}
             gradients |= {n: vmap.each(x) for n, x in self.total_gradient.items()}
-        mean = vmap.each(self.total) / self.batches.steps
+        taken, _ = vmap.made_of(self.batches.steps)
+        with vmap.outside():
+            mean = self.total / taken
         params = {n: ends[n] for n in self.trainer.model.trainable} | self.buffers
-        return Trained(params, mean, self.batches.steps, gradients or None)
+        return Trained(params, vmap.each(mean), self.batches.steps, gradients or None)
 
     def _plain(self, x: Tensor) -> Tensor:
         """What x is made of, with a first dimension over clients."""
@@ -226,6 +265,19 @@ def _derivatives(values: Tensor, by: list[Any]) -> tuple[Tensor | None, ...]:
     if not values.requires_grad:
         return (None,) * len(by)
     return torch.autograd.grad(values, by, torch.ones_like(values), allow_unused=True)
+
+
+def _derivative_of_mean(values: Tensor, by: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The derivative of each client's mean of values [clients, batch], those that the mask leaves, and the mean."""
+    if mask is None:
+        share, means = torch.full_like(values, 1 / values.shape[1]), values.detach().mean(1)
+    else:
+        share = mask.to(values.dtype) / mask.sum(1, keepdim=True).clamp(min=1)
+        means = (torch.where(mask, values.detach(), 0.0) * share).sum(1)
+    if not values.requires_grad:
+        return torch.zeros_like(by), means
+    (found,) = torch.autograd.grad(values, by, share, allow_unused=True)
+    return torch.zeros_like(by) if found is None else found, means
 
 
 def _without(loss: Proximal, weights: Mapping[str, Weight]) -> Loss:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from mixfed.backends.simulator.factored.weight import Weight, pays
+from mixfed.backends.simulator.factored.weight import Weight, each_linear, pays
 from mixfed.models import vmap
 
 
@@ -69,7 +69,7 @@ class Watch(TorchFunctionMode):
             rows = x.reshape(self.clients, -1, x.shape[-1])
             b = b.unsqueeze(1) if b is not None and each_b else b
             if name is None:
-                z = _each_linear(rows, w, b)
+                z = each_linear(rows, w, b)
             else:
                 z = self.weights[name].applied(rows)
                 z = z if b is None else z + b
@@ -102,14 +102,6 @@ class Watch(TorchFunctionMode):
         if not suited:
             self.unsuited.add(name)
         return suited
-
-
-def _each_linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """rows·wᵀ + b with each client's own weight. A single output is a product of vectors, at which bmm is slow."""
-    if w.shape[1] == 1:
-        z = (rows * w).sum(-1, keepdim=True)
-        return z if b is None else z + b
-    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
 
 
 _BY_NUMBER: frozenset[Any] = frozenset(

@@ -74,9 +74,14 @@ class Weight:
             alike = all(c == own[0] for c in own)
             self.own.append((pairs, own[0] if alike else pairs.inputs.new_tensor(own)))
 
-    def applied(self, x: Tensor) -> Tensor:
-        """x·Wᵢᵀ for x [clients, n, in]."""
-        z = F.linear(x, self.shared)
+    @property
+    def stays(self) -> bool:
+        """Whether the shared part is the start itself at every step."""
+        return self.correction is None and bool((self.path[:, 0] == 1).all())
+
+    def applied(self, x: Tensor, ready: Tensor | None = None) -> Tensor:
+        """x·Wᵢᵀ for x [clients, n, in]; ``ready`` is x·Wᵀ with the shared part, where that is known."""
+        z = F.linear(x, self.shared) if ready is None else ready
         for (inputs, gradients), scale in self.own:
             near = torch.bmm(x, inputs.mT)
             if isinstance(scale, Tensor):
@@ -84,6 +89,17 @@ class Weight:
             else:
                 z = torch.baddbmm(z, near, gradients, alpha=scale)
         return z
+
+    def back(self, d: Tensor) -> Tensor:
+        """d·Wᵢ for d [clients, n, out]."""
+        x = torch.matmul(d, self.shared)
+        for (inputs, gradients), scale in self.own:
+            near = torch.bmm(d, gradients.mT)
+            if isinstance(scale, Tensor):
+                x = torch.baddbmm(x, near * scale, inputs)
+            else:
+                x = torch.baddbmm(x, near, inputs, alpha=scale)
+        return x
 
     def add(self, pairs: list[Pairs], k: int) -> None:
         """Takes the pairs of step k."""
@@ -97,3 +113,11 @@ class Weight:
         shared = (self.start,) if self.correction is None else (self.start, self.correction)
         steps = [2 + k for _, steps in self.blocks for k in steps]
         return Factors(shared, own[:, : len(shared)], tuple(pairs for pairs, _ in self.blocks), own[:, steps])
+
+
+def each_linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    """rows·wᵀ + b with each client's own weight. A single output is a product of vectors, at which bmm is slow."""
+    if w.shape[1] == 1:
+        z = (rows * w).sum(-1, keepdim=True)
+        return z if b is None else z + b
+    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
