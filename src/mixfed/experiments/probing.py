@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import Advice, advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
 from mixfed.experiments.build import build_setup
 from mixfed.experiments.networks import build_model
-from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.recipe import Recipe, Training
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.probe import plot_probe
 from mixfed.experiments.scenario import build_scenario
@@ -56,11 +59,19 @@ def probe(
     advice = advise(
         found,
         cohort=recipe.cohort,
-        steps=recipe.client.steps or 1,
+        steps=local_steps(recipe.client, scenario.clients),
         server_rate=recipe.server.learning_rate,
         central_examples=0 if scenario.central is None else len(scenario.central),
     )
     return found, advice
+
+
+def local_steps(how: Training, clients: FederatedData) -> int:
+    """K: the steps of a client in a round; where it trains by epochs, those of the median client."""
+    if how.steps:
+        return how.steps
+    per_epoch = -(-clients.sizes() // how.batch_size) if how.batch_size else np.ones(1)
+    return int(np.median(per_epoch)) * how.epochs
 
 
 def predict(recipe: Recipe, watch: Watch = UNWATCHED) -> dict[str, Any]:

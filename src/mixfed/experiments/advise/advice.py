@@ -26,7 +26,8 @@ from mixfed.experiments.watch import Interrupted, Watch
 LATE = ("fedasync", "fedbuff", "ca2fl")
 PERSONAL = ("local", "mtl", "lg_fedavg")
 GUIDED = ("feddle", "feddf")
-AT_CENTRE = ("transfer", "parallel", "example_transfer", "gradient_1way", "gradient_2way", "fed_ft", "hfcl")
+MIXED = ("parallel", "example_transfer", "gradient_1way", "gradient_2way")
+AT_CENTRE = ("transfer", *MIXED, "fed_ft", "hfcl", "feddle_plus")
 ADVISED = 3
 """So many methods are advised at most."""
 KEPT = 5
@@ -65,15 +66,20 @@ class Advice:
 
 
 def advise(
-    request: Request, minutes: float = 5, metric: str | None = None, told: Callable[[str], None] = lambda text: None
+    request: Request,
+    minutes: float = 5,
+    metric: str | None = None,
+    told: Callable[[str], None] = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Advice:
     """Looks at who holds what, tries the methods that may work on validation data, and advises.
 
-    Test examples are never looked at.
+    Test examples are never looked at. ``clock`` counts the seconds: ``time.process_time`` gives the same advice on a
+    busy machine as on a free one.
     """
     if not minutes > 0:
         raise InputError(f"Advice takes some minutes, not {minutes:g}.")
-    until = time.monotonic() + 60 * minutes
+    until = clock() + 60 * minutes
     base = request.base()
     recipe = request.on(base)
     metric = metric or _metric(recipe)
@@ -81,10 +87,10 @@ def advise(
     scenario = build_scenario(recipe)
     look = look_at(recipe, scenario)
     ruled_out = _ruled_out(recipe, look, metric)
-    seen = [*look.words(), *_probed(recipe, look, until)]
+    seen = [*look.words(), *_probed(recipe, look, until, clock)]
     names = [name for name, entry in ALGORITHMS.items() if not entry.oracle and name not in ruled_out]
     with tempfile.TemporaryDirectory() as folder:
-        field = Field(partial(with_validation, scenario), metric, until, Path(folder), told)
+        field = Field(partial(with_validation, scenario), metric, until, Path(folder), told, clock)
         trials = [Trial(_tried(request, base, name, metric), {}) for name in names]
         per_round = _pilot(field, trials)
         first = first_rounds(per_round, len(trials), recipe.rounds, field.left())
@@ -107,13 +113,13 @@ def advise(
     )
 
 
-def _probed(recipe: Recipe, look: Look, until: float) -> list[str]:
+def _probed(recipe: Recipe, look: Look, until: float, clock: Callable[[], float]) -> list[str]:
     """What a short probe says of the gradients of clients and centre, if it ends in a tenth of the time."""
     if not look.central or look.other_domain:
         return []
-    stop = time.monotonic() + (until - time.monotonic()) / 10
+    stop = clock() + (until - clock()) / 10
     try:
-        found = predict(recipe, Watch(should_stop=lambda: time.monotonic() > stop))
+        found = predict(recipe, Watch(should_stop=lambda: clock() > stop))
     except (Interrupted, InputError, RunStopped):
         return []
     unlike = found["max"]["G2"] >= LARGE

@@ -62,14 +62,20 @@ class Field:
     """
 
     def __init__(
-        self, deal: Callable[[int], Scenario], metric: str, until: float, folder: Path, told: Callable[[str], None]
+        self,
+        deal: Callable[[int], Scenario],
+        metric: str,
+        until: float,
+        folder: Path,
+        told: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._deal, self._dealt = deal, dict[int, Scenario]()
+        self._deal, self._dealt, self._clock = deal, dict[int, Scenario](), clock
         self.metric, self.until, self.folder, self.told = metric, until, folder, told
 
     def left(self) -> float:
         """The seconds that are left."""
-        return self.until - time.monotonic()
+        return self.until - self._clock()
 
     def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
         """The trials that did not fail, best first; of equals, the one that sends less."""
@@ -83,7 +89,7 @@ class Field:
         """Trains the trial up to a round, for so many seconds at most (and to its next evaluation at least)."""
         if trial.why_not or trial.rounds >= to:
             return
-        began = time.monotonic()
+        began = self._clock()
 
         def note(record: Record) -> None:
             trial.rounds = record.round
@@ -93,7 +99,7 @@ class Field:
 
         def enough(every: int) -> bool:
             """Asked after the record of a round: yes at an evaluation, and at once if it takes too long."""
-            took = time.monotonic() - began
+            took = self._clock() - began
             wanted = trial.rounds >= to or took > seconds
             too_long = took > SLOW * seconds and (bool(trial.scores) or self.left() < 0)
             return (wanted and trial.rounds % every == 0) or too_long
@@ -111,7 +117,7 @@ class Field:
             trial.why_not = f"it diverged: {error}"
         except InputError as error:
             trial.why_not = str(error)
-        trial.seconds += time.monotonic() - began
+        trial.seconds += self._clock() - began
         if not trial.why_not and trial.rounds < to and not trial.scores:
             trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
 
