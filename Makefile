@@ -9,7 +9,7 @@ JAX := .venv-bench-jax
 OUT ?= runs/demo
 MINUTES ?= 60
 
-.PHONY: demo docs test browser torture bench clean
+.PHONY: demo docs test results browser torture bench clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)
@@ -23,6 +23,12 @@ test: $(VENV)/installed-test browser
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
+
+# Which experiments are stored in results/ and what is missing; the pages are rewritten from what is stored.
+results: $(VENV)/installed
+	$(BIN)/mixfed reproduce
+	$(BIN)/mixfed reproduce --pages docs
+	$(BIN)/mixfed reproduce --check
 
 # The report is tried in a browser, which comes from Debian's packages where the machine may install them.
 browser:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 import mixfed as mf
 from mixfed import data
 from mixfed.backends.parcels import Parcel, marks
 from mixfed.experiments.app import write_app
-from mixfed.experiments.federation import read_recipe, site_of
-from mixfed.experiments.folder import identity
+from mixfed.experiments.federation import experiment_of, read_recipe, site_of
 from mixfed.experiments.request import Request
 from tests.movies import problem
 from tests.problems import blobs, small_mlp
@@ -50,8 +50,21 @@ def movie_names() -> Names:
     return {"Model": mf.Model, "module": module, "hinge": problem.hinge, "exchange_rows": exchange_rows} | trainers
 
 
-GIVEN: dict[str, Callable[[], Names]] = {"docs/mixed.md": mixed_names, "docs/movies.md": movie_names}
-"""Names that a page takes for granted."""
+def reviews() -> Names:
+    """A file of the shape that the page on own data reads: two departments, each with a letter of its own."""
+    about = [n % 2 for n in range(120)]
+    texts = {"Review Text": ["ab"[n] * 30 for n in about], "Department Name": [["Dresses", "Tops"][n] for n in about]}
+    table = pandas.DataFrame(texts | {"Age": [20 + n // 10 for n in range(120)]})
+    table.to_parquet("WomensClothingE-CommerceReviews.parquet.brotli", compression="brotli")
+    return {}
+
+
+GIVEN: dict[str, Callable[[], Names]] = {
+    "docs/mixed.md": mixed_names,
+    "docs/movies.md": movie_names,
+    "docs/own-data.md": reviews,
+}
+"""Names (and files) that a page takes for granted."""
 
 
 def learnt(names: Names) -> None:
@@ -96,7 +109,7 @@ def holds_its_own(names: Names) -> None:
     write_app(Path("app"), Request("digits").on(Request("digits").base()))
     recipe = read_recipe(names["RECIPE"])
     site = site_of(recipe, {"clients": "4,8,9", "folder": "kept"}, data=names["examples"], classes=10)
-    greeting = {"kind": "hello"} | marks(identity(recipe))
+    greeting = {"kind": "hello"} | marks(experiment_of(recipe))
     assert site.answer(Parcel(greeting)).header["clients"] == {"clients": [4, 8, 9]}
     assert "recipes differ" in site.answer(Parcel(greeting | {"experiment": "another"})).header["refused"]
 

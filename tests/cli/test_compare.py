@@ -45,6 +45,32 @@ def test_a_comparison_sums_up_its_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert model.stat().st_mtime_ns == before
 
 
+DULL = """
+rounds = 1
+cohort = 2
+[data]
+source = "files"
+clients = "clients.npz"
+test = "clients.npz"
+client = "who"
+[client]
+steps = 1
+"""
+
+
+def test_what_is_said_of_the_data_is_said_once(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, y, who = draw.normal(size=(60, 4)).astype(np.float32), draw.integers(0, 2, 60), np.arange(60) % 3
+    np.savez(tmp_path / "clients.npz", x=x * [1, 1, 0, 0], y=y, who=who)
+    (tmp_path / "dull.toml").write_text(DULL)
+    out, algorithms = tmp_path / "out", "fedavg,fedprox,fedadam"
+    done = mixfed("compare", tmp_path / "dull.toml", "--algorithms", algorithms, "--executor", "loop", "--out", out)
+    assert done.stderr.count("Of the 4 features in 'x', 2 never change") == 1
+    for name in algorithms.split(","):
+        warnings = json.loads((out / f"{name}-seed0" / "result.json").read_text())["warnings"]
+        assert any("2 never change" in sentence for sentence in warnings)
+
+
 def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "cmp"
     options = ["--rounds", "40", *TINY, "--executor", "loop", "--set", "checkpoint.every=5"]

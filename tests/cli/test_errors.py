@@ -98,6 +98,30 @@ def test_a_full_disk_is_one_sentence(room: int, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.partial"))
 
 
+ON_DISK = {
+    "private parts": ["lg-digits", "client.epochs=1", "simulator.private=disk", "algorithms.lg_fedavg.warm_start=0"],
+    "messages in flight": ["digits", "schedule.delay=half_normal", "schedule.sd=2.0", "simulator.in_flight=disk"],
+    "anchors": ["digits", "algorithm=feddle", "algorithms.feddle.anchors=disk"],
+}
+
+
+@pytest.mark.parametrize("what", ON_DISK)
+def test_a_full_disk_behind_mapped_files_is_one_sentence(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is asked for before a file is mapped; to write into a mapped file for which there is none is a signal."""
+
+    def no_room(descriptor: int, start: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_room)
+    recipe, *settings = ON_DISK[what]
+    command = ["run", recipe, "--rounds", "4", *TINY, "--executor", "loop", "--out", tmp_path / "run"]
+    told = refused(capsys, *command, *(word for setting in settings for word in ("--set", setting)))
+    assert "bytes are needed on disk in" in told
+    assert told.endswith("and there is no room: No space left on device.")
+
+
 def test_usage_errors_have_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     from mixfed.cli import app
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mixfed.cli import app
 from mixfed.core.loop import Record
@@ -180,6 +181,30 @@ def test_the_simulators_settings_may_be_written_anew_and_are_restored(tmp_path: 
     same(killed.path, tmp_path / "whole")
 
 
+def test_a_run_goes_on_with_the_cores_that_it_began_with(tmp_path: Path) -> None:
+    """Other cores in an operator add numbers in another order, so that a resumed run would be neither run."""
+    settings = ("algorithm=gradient_2way", "simulator.threads=0")
+    used: set[int] = set()
+
+    def note(record: Record) -> None:
+        used.add(torch.get_num_threads())
+
+    assert torch.get_num_threads() == 1
+    run = stopped_after(2, tmp_path / "run", *settings)
+    torch.set_num_threads(2)
+    try:
+        run.adopt(tiny(*settings))
+        run_in_folder(build(tiny(*settings)), run, resume=True, callbacks=[note])
+    finally:
+        torch.set_num_threads(1)
+    assert used == {1}
+    found = run.finished()
+    assert found is not None
+    assert found["simulation"] == {"backend": "simulator", "cores": 1, "threads": 0, "executions": {"": "loop"}}
+    run_in_folder(build(tiny(*settings)), RunFolder(tmp_path / "whole"))
+    same(run.path, tmp_path / "whole")
+
+
 # More rounds, and edited recipes
 
 
@@ -259,7 +284,10 @@ def test_a_run_without_a_record_is_compared_with_all_that_the_recipe_says(
 # Links, names, and files of other shapes
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml", ".lock", "checkpoints", "checkpoints/private"])
+WRITTEN = sorted(path.name for path in vars(RunFolder("")).values() if isinstance(path, Path) and path.suffix)
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, ".lock", "checkpoints", "checkpoints/private"])
 def test_links_are_not_followed(name: str, tmp_path: Path) -> None:
     away = tmp_path / "away"
     away.mkdir()

@@ -40,6 +40,8 @@ BAD_SETTINGS = {
     "algorithm=[1]": "'algorithm' takes a text",
     "client.steps=1000000000000": "client.steps = 1000000000000 takes 240,000,000,000,000 bytes",
     "central.steps=1000000000000": "central.steps = 1000000000000 takes",
+    "client={steps=0,epochs=1000000000000}": "client.epochs = 1000000000000 takes",
+    "central={steps=0,epochs=1000000000000}": "central.epochs = 1000000000000 takes",
     "auxiliary.hidden=[-4]": "auxiliary model cannot be built so",
     "mixing.w_f=-1": "mixing.w_f",
     "model.name=cnn": "The network 'cnn' needs model.channels, which this source does not determine.",

@@ -18,5 +18,15 @@ def test_quiet_shows_results_only(tmp_path: Path) -> None:
     assert "nonsuch" in refused.stderr
 
 
+def test_it_may_be_said_after_the_command_too(tmp_path: Path) -> None:
+    quiet = mixfed(*RUN, "--quiet", "--out", tmp_path / "a")
+    assert quiet.stderr == ""
+    assert "accuracy" in quiet.stdout
+    both = mixfed("--quiet", *RUN, "--verbose", "--out", tmp_path / "b")
+    assert both.stderr == "", "who asks for silence gets it"
+    for command in (["list"], ["report"], ["flower", "local"]):
+        assert "--quiet" in mixfed(*command, "--help").stdout
+
+
 def test_completion_is_offered() -> None:
     assert "--install-completion" in mixfed("--help").stdout

@@ -144,7 +144,7 @@ def test_networks_of_torchvision_and_timm_by_their_names(tmp_path: Path, monkeyp
         assert others in ({"weights": None}, {"pretrained": False, "in_chans": 3})
         return torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes))
 
-    names = {"list_models": lambda: ["resnet18", "vgg11"]}
+    names = {"list_models": lambda module=None: ["resnet18", "vgg11"]}
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "torchvision.models", SimpleNamespace(get_model=create, **names))
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create, **names))
@@ -158,3 +158,63 @@ def test_networks_of_torchvision_and_timm_by_their_names(tmp_path: Path, monkeyp
 def test_frozen_patterns_must_match_something() -> None:
     with pytest.raises(InputError, match=r"Nothing in the network is named 'bdy.\*'"):
         Model(torch.nn.Sequential(torch.nn.Linear(4, 2)), cross_entropy, frozen=["bdy.*"])
+
+
+PACKAGE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width, num_classes):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.BatchNorm1d(width))
+        self.head = torch.nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+    @classmethod
+    def from_name(cls, model_name, num_classes):
+        return cls({"small": 4}[model_name], num_classes)
+"""
+
+
+def test_a_function_of_a_class_in_a_package_starts_from_weights_inside_another(tmp_path: Path) -> None:
+    (tmp_path / "standin_net").mkdir()
+    (tmp_path / "standin_net" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "standin_weights").mkdir()
+    (tmp_path / "standin_weights" / "__init__.py").write_text("")
+    published = {f"body.1.{n}": torch.full(s, 0.5) for n, s in (("weight", (4, 64)), ("bias", (4,)))}
+    save_file(published, tmp_path / "standin_weights" / "small.safetensors")
+    made = ["model.name=standin_net:Net.from_name", "model.model_name=small"]
+    weights = ["model.weights=standin_weights:small.safetensors", 'model.weights_parts={"body.1." = "body.1."}']
+    whole = experiment(tmp_path, *made, *weights, 'model.frozen=["body.*"]', "model.buffers=frozen")
+    model = whole.algorithm.model
+    assert set(model.trainable) == {"head.weight", "head.bias"}
+    assert model.shapes["head.weight"] == (10, 4)  # num_classes is what the data say
+    assert not model.buffers
+    with pytest.raises(InputError, match=r"did you mean 'standin_net:Net\.from_name'"):
+        experiment(tmp_path, "model.name=standin_net:Net.from_nam")
+
+
+def test_torchvision_is_used_without_its_compiled_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that, as torchvision does, describes an operator which only its compiled part would define."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "import torch\nif not hasattr(torch.ops.torchvision, 'nms'):\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    (tmp_path / "torchvision" / "models.py").write_text(
+        "import torch\n"
+        "def list_models(module=None): return ['flat']\n"
+        "def get_model(name, weights, num_classes): return torch.nn.Linear(64, num_classes)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    try:
+        model = experiment(tmp_path, "model.name=torchvision:flat").algorithm.model
+    finally:
+        for name in ("torchvision", "torchvision.models"):
+            sys.modules.pop(name, None)
+    assert model.shapes["weight"] == (10, 64)

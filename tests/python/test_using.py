@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,19 @@ def test_a_run_of_objects_wants_its_network_again(tmp_path: Path) -> None:
     with torch.no_grad():
         answers = mixfed.load(str(tmp_path / "run"), network=Last())(torch.from_numpy(x))
     torch.testing.assert_close(answers, result.predict(x, raw=True))
+
+
+@pytest.mark.parametrize("damage", ["cut", "of another kind", "empty", "gone"])
+def test_a_damaged_network_is_told(
+    damage: str, run: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run[0], tmp_path / "run")
+    model = tmp_path / "run" / "model.safetensors"
+    whole = model.read_bytes()
+    model.unlink()
+    if damage != "gone":
+        model.write_bytes({"cut": whole[: len(whole) // 2], "of another kind": b'[{"round": "x"}, 3]'}.get(damage, b""))
+    assert "model.safetensors" in refused(capsys, "export", tmp_path / "run")
 
 
 def test_what_cannot_be_exported(run: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,13 @@ from typing import Annotated, Literal
 import typer
 
 from mixfed.backends.distributed.launch import local_rank, started_by_torchrun
-from mixfed.cli.options import asks_for, folder
+from mixfed.cli.options import SHARED_DATA, asks_for, folder
+from mixfed.cli.telling import QUIET, VERBOSE, Telling
 from mixfed.errors import InputError
 from mixfed.experiments.request import Request
 
 app = typer.Typer(
+    cls=Telling,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -45,8 +47,8 @@ def main_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show results and errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Also tell what is done on the way.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help=QUIET)] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help=VERBOSE)] = False,
 ) -> None:
     """Learn one model from data you hold and data you cannot see: mixed federated learning."""
     from mixfed.cli.console import tell_more_or_less
@@ -231,6 +233,50 @@ def tune_command(
     )
 
 
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An experiment or a .toml; without one, what is stored.")
+    ] = None,
+    data: Annotated[Path | None, SHARED_DATA] = None,
+    only: Annotated[str | None, typer.Option(help="Labels of methods with commas between.", metavar="A,B")] = None,
+    cells: Annotated[str | None, typer.Option(help="Labels of cells with commas between.", metavar="A,B")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Some of its seeds with commas between.", metavar="0,1,2")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How it is simulated (simulator.…); may be repeated."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads and cores that a run may take.")] = None,
+    out: Out = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder with the files of results.", metavar="DIR", parser=folder)
+    ] = None,
+    pages: Annotated[
+        Path | None, typer.Option(help="Rewrite the pages in this folder from stored results.", metavar="DIR")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check that stored files, definitions and pages agree.")
+    ] = False,
+) -> None:
+    """Run what is missing of an experiment, store its figures, and say whether the paper's claims hold."""
+    from mixfed.cli.common import reported
+
+    with reported():
+        from mixfed.cli import reproduce
+
+        store = store or Path("results")
+        if check:
+            reproduce.check(name, store, pages)
+        elif pages is not None:
+            reproduce.write_pages(store, pages)
+        elif name is None:
+            reproduce.show_stored(store)
+        else:
+            reproduce.execute(
+                name, store, out, data=data, only=only, cells=cells, seeds=seeds, settings=settings, threads=threads
+            )
+
+
 @app.command("split")
 @asks_for("rounds", "seed", "data", "device", "executor")
 def split_command(request: Request, json: Json = False) -> None:
@@ -294,7 +340,9 @@ def export_command(
     using.export_model(run, to, out)
 
 
-federation = typer.Typer(no_args_is_help=True, help="A recipe as a federation of real sites (with the extra 'flower').")
+federation = typer.Typer(
+    cls=Telling, no_args_is_help=True, help="A recipe as a federation of real sites (with the extra 'flower')."
+)
 app.add_typer(federation, name="flower")
 
 

@@ -141,7 +141,7 @@ def say_that_it_begins(folder: Path, why: str) -> None:
 def say_how_to_go_on(done: str) -> None:
     """The command that takes up an interrupted run."""
     words = ["mixfed", *sys.argv[1:]]
-    by_itself = words[1:2] in (["study"], ["tune"])  # which take finished runs as they are
+    by_itself = words[1:2] in (["study"], ["tune"], ["reproduce"])  # which take finished runs as they are
     if started_by_torchrun():
         words = ["torchrun", "--nproc-per-node", str(ranks_here()), "-m", *words]
     command = shlex.join(words if by_itself or "--resume" in words else [*words, "--resume"])

@@ -33,14 +33,14 @@ def folder(name: str) -> Path:
     return Path(name)
 
 
+SHARED_DATA = typer.Option(
+    "--data", help="Folder with the data files (or set MIXFED_DATA).", metavar="DIR", parser=folder
+)
 SHARED: dict[str, Any] = {
     "algorithm": Annotated[str | None, typer.Option(help="An algorithm (see 'mixfed list').")],
     "rounds": Annotated[int | None, typer.Option(help="Number of rounds.")],
     "seed": Annotated[int | None, typer.Option(help="Seed of every random draw.")],
-    "data": Annotated[
-        Path | None,
-        typer.Option("--data", help="Folder with the data files (or set MIXFED_DATA).", metavar="DIR", parser=folder),
-    ],
+    "data": Annotated[Path | None, SHARED_DATA],
     "device": Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps …")],
     "executor": Annotated[
         Literal["auto", "loop", "vmap", "factored"] | None,

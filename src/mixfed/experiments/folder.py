@@ -96,13 +96,10 @@ class RunFolder:
                     folder.rmdir()
 
     def _take_lock(self) -> None:
-        files = (self.config, self.recipe, self.data, self.metrics, self.model, self.diagnostics, self.plot)
+        written = [path for path in vars(self).values() if isinstance(path, Path)]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            written = (self.diagnostics_plot, self.facts, self.report, self.best, self.stopped)
-            refuse_links([*files, *written, Path(self._lock.lock_file), self.checkpoints])
-            others = (self.result, self.diagnostics_plot, self.facts, self.report, Path(self._lock.lock_file))
-            refuse_links([*files, *others, self.checkpoints])
+            refuse_links([path for path in (*written, Path(self._lock.lock_file)) if path != self.path])
             refuse_links(self.checkpoints.rglob("*"))
             self._lock.acquire()
             sweep(self.path)

@@ -72,13 +72,19 @@ class Request:
         They come after what the table, and a file of tuned settings over it, says for the algorithm that they choose.
         """
         from mixfed.experiments import toml
+
+        return toml.resolve(self.written(table, **more))
+
+    def written(self, table: Table, **more: Any) -> Table:
+        """The table of :meth:`on` before defaults are filled in."""
+        from mixfed.experiments import toml
         from mixfed.experiments.recipe import Recipe
 
         if self.tuned is not None:
             table = toml.with_tuned(table, self.tuned)
         whole = toml.with_short_forms(self._set(table, more))
         table = table | {"methods": whole["methods"]} if "methods" in whole else table
-        return toml.resolve(self._set(toml.chosen(table, whole.get("algorithm", Recipe.algorithm)), more))
+        return self._set(toml.chosen(table, whole.get("algorithm", Recipe.algorithm)), more)
 
     def recipes(self, algorithms: Sequence[str], seeds: Iterable[int]) -> list[Recipe]:
         """The complete recipe with each of the algorithms and seeds, seed by seed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,26 +23,48 @@ Key = TypeVar("Key")
 
 
 def train_all(
-    recipes: Mapping[Key, Recipe], folders: Mapping[Key, RunFolder], watch: Watch = UNWATCHED
+    recipes: Mapping[Key, Recipe],
+    folders: Mapping[Key, RunFolder],
+    watch: Watch = UNWATCHED,
+    deal: Dealer | None = None,
 ) -> dict[Key, dict[str, Any] | None]:
     """The results of all runs in their order, so that neighbours with the same data and seed share them.
 
     A run that has a configuration in its folder goes on, and one that has finished is taken as it is. One that stops
-    because it diverges has the result None, and the log says why.
+    because it diverges has the result None, and the log says why. ``deal`` is what deals the data to runs of several
+    calls.
     """
     results: dict[Key, dict[str, Any] | None] = {}
-    deal = _Dealer()
-    for key, recipe in recipes.items():
-        folder = folders[key]
-        try:
-            found = folder.finished() if folder.config.exists() else None
-            results[key] = found or _train(recipe, deal(recipe), folder, watch)
-        except RunStopped as error:
-            results[key] = None
-            warn(f"{recipe.algorithm}, seed {recipe.seed}: {error}")
-        if watch.should_stop() and len(results) < len(recipes):
-            raise Interrupted(f"{len(results)} of {len(recipes)} runs")
+    deal = deal or Dealer()
+    with _each_told_once():
+        for key, recipe in recipes.items():
+            folder = folders[key]
+            try:
+                found = folder.finished() if folder.config.exists() else None
+                results[key] = found or _train(recipe, deal(recipe), folder, watch)
+            except RunStopped as error:
+                results[key] = None
+                warn(f"{recipe.algorithm}, seed {recipe.seed}: {error}")
+            if watch.should_stop() and len(results) < len(recipes):
+                raise Interrupted(f"{len(results)} of {len(recipes)} runs")
     return results
+
+
+@contextmanager
+def _each_told_once() -> Iterator[None]:
+    """Runs share their data, so that what is logged of these by one run need not be logged by the others."""
+    log, told = logging.getLogger("mixfed"), set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(told)
+        told.add(record.getMessage())
+        return len(told) > before
+
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
 
 
 def take_up(recipes: Mapping[Key, Recipe], out: Path, name: Callable[[Key], str]) -> dict[Key, RunFolder]:
@@ -72,7 +96,7 @@ def _train(recipe: Recipe, scenario: Scenario, folder: RunFolder, watch: Watch) 
     return folder.finished() or {}
 
 
-class _Dealer:
+class Dealer:
     """Deals a recipe's data, and keeps them for the next recipe if that has the same."""
 
     def __init__(self) -> None:

@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from mixfed.errors import InputError
 from mixfed.experiments.schema import Table, nearest, shortened
 
@@ -19,7 +21,7 @@ DEEPEST = 32
 
 
 def packaged(kind: str) -> dict[str, str]:
-    """The text of every packaged recipe (``kind`` "recipes") or study ("studies") by name."""
+    """The text of every packaged recipe (``kind`` "recipes"), study ("studies") or experiment ("reproductions")."""
     found = [f for f in files(f"mixfed.experiments.{kind}").iterdir() if f.name.endswith(".toml")]
     return {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}
 
@@ -39,6 +41,12 @@ def study_table(study: str) -> tuple[str, Table]:
     """The name and the table of a packaged study by its name, or of a TOML file by its path."""
     name, text = _named(study, "study", packaged("studies"))
     return name, parse(text, f"The study '{name}'")
+
+
+def reproduction_table(experiment: str) -> tuple[str, Table]:
+    """The name and the table of a packaged experiment by its name, or of a TOML file by its path."""
+    name, text = _named(experiment, "experiment", packaged("reproductions"))
+    return name, parse(text, f"The experiment '{name}'")
 
 
 def _named(name: str, kind: str, known: Mapping[str, str]) -> tuple[str, str]:
@@ -88,6 +96,11 @@ def value_of(text: str) -> Any:
     if _is_deep(table):
         raise InputError(f"The value '{shortened(text)}' is nested too deeply to be read.")
     return table["value"] if set(table) == {"value"} else text
+
+
+def setting(key: str, value: Any) -> str:
+    """A setting as ``--set`` takes it."""
+    return f"{key}={tomli_w.dumps({'value': value}).partition('=')[2].strip()}"
 
 
 def _is_deep(value: Any) -> bool:

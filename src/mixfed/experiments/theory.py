@@ -34,7 +34,7 @@ from mixfed.core.optim import sgd
 from mixfed.core.train import LocalTrainer
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError, require_memory
-from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.recipe import Recipe, Theory
 from mixfed.experiments.report.files import write_json
 from mixfed.experiments.report.plot import plot_theory
 from mixfed.rng import generator
@@ -129,17 +129,24 @@ def theory(recipe: Recipe, out: str | Path) -> tuple[list[float], list[Curve]]:
         raise InputError("A curve takes at least 2 values of alpha and 1 seed; set theory.alphas and theory.seeds.")
     if (out / "theory.json").exists():
         raise InputError(f"{out} already holds this theory; choose another folder with --out.")
-    alphas = [i / (section.alphas - 1) for i in range(section.alphas)]
-    settings = [
-        Linear(section.sigma, rho, section.dimension, section.devices, section.examples, section.test)
-        for rho in section.rho
-    ]
+    alphas = values_of_alpha(section)
+    settings = [setting_of(section, rho) for rho in section.rho]
     numbers = section.devices * max(section.examples, section.test) * section.dimension
     require_memory("The data of the theory", 8 * numbers, "lower theory.devices, theory.examples or theory.dimension")
     found = curves(settings, alphas, range(recipe.seed, recipe.seed + section.seeds))
     write_json(out / "theory.json", as_json(alphas, found))
     plot_theory(out / "theory.png", alphas, {_title(s): (s.best, closed, measured) for s, closed, measured in found})
     return alphas, found
+
+
+def values_of_alpha(section: Theory) -> list[float]:
+    """From 0, the global model, to 1, local ones."""
+    return [i / (section.alphas - 1) for i in range(section.alphas)]
+
+
+def setting_of(section: Theory, rho: float) -> Linear:
+    """The problem with this ρ."""
+    return Linear(section.sigma, rho, section.dimension, section.devices, section.examples, section.test)
 
 
 def as_json(alphas: Sequence[float], found: Sequence[Curve]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Trial:
 def tune(
     request: Request,
     algorithms: Sequence[str],
-    given: Iterable[str],
+    given: Iterable[str] | Mapping[str, Grid],
     seeds: Sequence[int],
     out: str | Path | None = None,
     *,
@@ -77,10 +77,13 @@ def tune(
 ) -> tuple[dict[str, Any], Path]:
     """Tries equally many points of every algorithm's grid: what tuning.json holds, and the folder it is in.
 
-    Finished runs in the folder are taken as they are.
+    ``given`` are grids beside the recipe's own, or, by algorithm, those to use in their place. Finished runs in the
+    folder are taken as they are.
     """
     base, algorithms = with_methods(request.base(), algorithms)
-    every = grids(base, algorithms, given)
+    every = dict(given) if isinstance(given, Mapping) else grids(base, algorithms, given)
+    for name, grid in every.items():
+        check_grid(name, grid)
     _refuse(request, on, last, every)
     points = drawn(every, trials)
     recipes = _recipes(request, base, points, seeds, on)
@@ -127,8 +130,6 @@ def grids(table: Table, algorithms: Sequence[str], given: Iterable[str] = ()) ->
             raise InputError(f"The grid '{text}' is for '{name}', which is not one of {', '.join(algorithms)}.")
         for chosen in [name] if colon else algorithms:
             found[chosen][key] = _values(values)
-    for name, grid in found.items():
-        _check(name, grid)
     return found
 
 
@@ -187,7 +188,8 @@ def _values(text: str) -> list[Any]:
     return found if isinstance(found, list) else [value_of(word.strip()) for word in text.split(",")]
 
 
-def _check(name: str, grid: Grid) -> None:
+def check_grid(name: str, grid: Grid) -> None:
+    """Refuses a grid without a value to try, and one of settings that are not a method's."""
     if not grid:
         raise InputError(f"There is nothing to try for {name}; give --grid, or [tune.{name}] in the recipe.")
     for key, values in grid.items():

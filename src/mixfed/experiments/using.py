@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixfed.core.algorithm import CLIENTS
@@ -22,6 +21,7 @@ from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder, identity
 from mixfed.experiments.networks import build_network
 from mixfed.experiments.recipe import Recipe
+from mixfed.models.weights import read_weights
 
 FORMATS = ("state_dict", "onnx")
 
@@ -40,7 +40,7 @@ def load(
     recipe = run.stored()
     if best and not run.best.is_file():
         raise InputError(f"The run in {run.path} kept no best model; say by which metric with stop.metric.")
-    params = load_file(str(run.best if best else run.model))
+    params = read_weights(run.best if best else run.model)
     if client is not None:
         params = _of_client(run, recipe, params, client)
     module = copy.deepcopy(network) if network is not None else _network(run, recipe)

@@ -27,8 +27,13 @@ def plot_run(path: Path, title: str, history: History) -> None:
     plot_comparison(path, title, {"": [history]})
 
 
-def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]]) -> None:
-    """A panel per metric, a curve per algorithm: the mean over its runs and a band of one standard deviation."""
+def plot_comparison(
+    path: Path, title: str, runs: Mapping[str, Sequence[History]], mark: Mapping[str, str] | None = None
+) -> None:
+    """A panel per metric, a curve per algorithm: the mean over its runs and a band of one standard deviation.
+
+    ``mark`` is written into the picture's file, beside the picture.
+    """
     metrics = _metrics(runs)[:MOST_PANELS]
     columns = max(min(len(metrics), 3), 1)
     rows = -(-max(len(metrics), 1) // columns)
@@ -46,7 +51,7 @@ def plot_comparison(path: Path, title: str, runs: Mapping[str, Sequence[History]
     if any(runs) and figure.axes:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=9)
-    write_figure(figure, path)
+    write_figure(figure, path, mark)
 
 
 def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mapping[str, Any]]) -> None:
@@ -114,11 +119,11 @@ def require_format(path: Path) -> None:
         raise InputError(f"A picture is a file that ends in .{', .'.join(FORMATS)}, not in '{path.suffix}'.")
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """The picture as a file, whole or not at all."""
+def write_figure(figure: Figure, path: Path, mark: Mapping[str, str] | None = None) -> None:
+    """The picture as a file, whole or not at all, with a ``mark`` that is not to be seen."""
     require_format(path)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lstrip(".").lower() or "png")
+    figure.savefig(buffer, format=path.suffix.lstrip(".").lower() or "png", metadata=dict(mark or {}))
     write_atomically(path, buffer.getvalue())
 
 
