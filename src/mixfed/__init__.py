@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
-    from mixfed.algorithms.baselines import center, local_only, transfer
+    from mixfed.algorithms.baselines import center, local, transfer
     from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
     from mixfed.algorithms.feddle.central import CentralAnchor
     from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
     from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
-    from mixfed.algorithms.local_global import local_global
+    from mixfed.algorithms.local_global import lg_fedavg, local_global
     from mixfed.algorithms.makers import Setup
     from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
     from mixfed.algorithms.mtl import mtl
@@ -50,12 +50,12 @@ _HOMES = {
     "algorithms.registry": ["ALGORITHMS"],
     "algorithms.makers": ["Setup"],
     "algorithms.asynchronous": ["ca2fl", "fedasync", "fedbuff"],
-    "algorithms.baselines": ["center", "local_only", "transfer"],
+    "algorithms.baselines": ["center", "local", "transfer"],
     "algorithms.fedavg": ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi"],
     "algorithms.feddle.central": ["CentralAnchor"],
     "algorithms.feddle.search": ["Search", "feddle", "feddle_plus"],
     "algorithms.hybrid": ["fed_ft", "feddf", "hfcl"],
-    "algorithms.local_global": ["local_global"],
+    "algorithms.local_global": ["lg_fedavg", "local_global"],
     "algorithms.mixed": ["Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel"],
     "algorithms.mtl": ["mtl"],
     "backends.simulator.engine": ["Simulator"],
@@ -90,10 +90,10 @@ _HOME = {name: f"mixfed.{home}" for home, names in _HOMES.items() for name in na
 __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "ALGORITHMS", "Setup",
     "ca2fl", "fedasync", "fedbuff",
-    "center", "local_only", "transfer",
+    "center", "local", "transfer",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fedyogi",
     "CentralAnchor", "Search", "feddle", "feddle_plus", "fed_ft", "feddf", "hfcl",
-    "local_global",
+    "lg_fedavg", "local_global",
     "Centre", "Population", "example_transfer", "gradient_1way", "gradient_2way", "parallel", "mtl",
     "Simulator", "Distributed", "join_ranks", "Batching", "Checkpoints", "save_params",
     "Algorithm", "Message", "Reply", "Server", "Upload",

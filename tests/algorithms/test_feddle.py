@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
-from mixfed.algorithms.baselines import center, local_only
+from mixfed.algorithms.baselines import center
+from mixfed.algorithms.baselines import local as alone
 from mixfed.algorithms.fedavg import fedadam, fedavg
 from mixfed.algorithms.feddle.atlas import BLOCK, Atlas, flat, unflat
 from mixfed.algorithms.feddle.fallbacks import like_fedavg, like_fedbuff
@@ -279,7 +280,7 @@ def test_what_cannot_be_a_fallback() -> None:
     with pytest.raises(InputError, match="no part"):
         feddle(local, replace(search, fallback_start=False), fallback=fedadam(local))
     with pytest.raises(InputError, match="neither a change nor a model"):
-        feddle(local, search, fallback=local_only(local))
+        feddle(local, search, fallback=alone(local))
     with pytest.raises(InputError, match="one population"):
         ALGORITHMS["feddle"].make(Setup(local, sgd(1.0), 1, local), fallback="center")
 

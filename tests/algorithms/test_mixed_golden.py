@@ -96,11 +96,13 @@ def test_two_way_transfer_with_momentum_uploads_the_raw_gradients(executor: str)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_example_transfer(executor: str) -> None:
-    # A ratio of ½ sends each client as many central examples as it has: one, the target −1 (curvature as the clients').
+@pytest.mark.parametrize("ratio", [0.5, None])
+def test_example_transfer(executor: str, ratio: float | None) -> None:
+    # A ratio of ½, which is the default, sends each client as many central examples as it has: one, the target −1
+    # (curvature as the clients').
     # One full-batch step: A's gradient is w − (2 − 1)/2 = −0.5, B's w − (4 − 1)/2 = −1.5.  Mean Δ = 0.1·1 = 0.1.
     model = point([0.0])
-    algorithm = example_transfer(trainer(model, 0.1, 1), ratio=0.5)
+    algorithm = example_transfer(trainer(model, 0.1, 1), ratio=ratio)
     plain = central([-1.0])
     plain = replace(plain, arrays={"x": plain.arrays["x"]})
     result = run(algorithm, CLIENTS, central=plain, rounds=1, cohort=2, backend=Simulator(executor))

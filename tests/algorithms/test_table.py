@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedprox
 from mixfed.algorithms.feddle.search import Search, feddle
 from mixfed.algorithms.local_global import local_global
@@ -90,7 +90,7 @@ OTHERS: dict[str, Callable[[], Algorithm]] = {
     "fedavg, adam clients": on(lambda s: fedavg(s.client), optim.adam(0.02)),
     "fedavg, adagrad clients": on(lambda s: fedavg(s.client), optim.adagrad(0.1)),
     "fedavg, yogi clients": on(lambda s: fedavg(s.client), optim.yogi(0.02)),
-    "local, adam clients": on(lambda s: local_only(s.client), optim.adam(0.02)),
+    "local, adam clients": on(lambda s: local(s.client), optim.adam(0.02)),
     "gradient_2way, momentum clients": on(
         lambda s: gradient_2way(s.population(), s.central_source()), optim.sgd(0.02, momentum=0.9)
     ),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.algorithms.fedavg import fedadam
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm
@@ -179,7 +179,7 @@ def private_model(policy: str = "private") -> Model:
 
 ALGORITHMS = {
     "private buffers, FedAdam": lambda: fedadam(LocalTrainer(private_model(), adam(0.05), Batching(4, epochs=1))),
-    "models of their own": lambda: local_only(LocalTrainer(private_model(), adam(0.05), Batching(4, epochs=1))),
+    "models of their own": lambda: local(LocalTrainer(private_model(), adam(0.05), Batching(4, epochs=1))),
 }
 
 

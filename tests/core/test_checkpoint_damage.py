@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.losses import cross_entropy
@@ -185,7 +185,7 @@ def test_private_rows_that_changed_are_refused(damage: str, tmp_path: Path) -> N
     data = clients([4, 8, 4, 4])
 
     def go(rounds: int, folder: str = "run", **options: object) -> dict[str, torch.Tensor]:
-        algorithm = local_only(LocalTrainer(own_models(), sgd(0.1), Batching(4, epochs=1)))
+        algorithm = local(LocalTrainer(own_models(), sgd(0.1), Batching(4, epochs=1)))
         checkpoints = Checkpoints(tmp_path / folder, every=1)
         private = {"private_folder": tmp_path / folder / "private"}
         result = train(algorithm, data, rounds=rounds, cohort=3, checkpoints=checkpoints, **private, **options)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixfed.algorithms.baselines import center, local_only
+from mixfed.algorithms.baselines import center, local
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
@@ -43,7 +43,7 @@ def test_a_bad_update_is_dropped_and_the_others_are_averaged(executor: str, bad:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_a_clients_own_model_is_not_spoilt(executor: str) -> None:
     """Local only sends nothing up; a client whose model would become NaN keeps the one it had."""
-    result = train(local_only(trainer(point([0.5]), 0.5)), targets([[1.0]], [[float("nan")]]), executor, rounds=2)
+    result = train(local(trainer(point([0.5]), 0.5)), targets([[1.0]], [[float("nan")]]), executor, rounds=2)
     assert result.dropped == 2
     assert [client for client, _ in result.privates.items("clients")] == [0]
 

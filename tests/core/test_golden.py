@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.algorithms.baselines import center, local_only, transfer
+from mixfed.algorithms.baselines import center, local, transfer
 from mixfed.algorithms.fedavg import fedadagrad, fedadam, fedavg, fedavgm, fedprox, fedyogi
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
@@ -88,8 +88,8 @@ def test_fedadagrad() -> None:
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_fedprox_without_mu_is_fedavg(executor: str) -> None:
     data = clients([3, 7, 5], (2,), 3)
-    local = LocalTrainer(small_mlp(), sgd(0.2), Batching(2, epochs=2))
-    prox, avg = (train(a, data, executor, rounds=3).params for a in (fedprox(local, mu=0.0), fedavg(local)))
+    trainer = LocalTrainer(small_mlp(), sgd(0.2), Batching(2, epochs=2))
+    prox, avg = (train(a, data, executor, rounds=3).params for a in (fedprox(trainer, mu=0.0), fedavg(trainer)))
     assert_close(prox, avg, 1e-7)
 
 
@@ -127,7 +127,7 @@ def test_center_is_sgd_on_the_central_data() -> None:
 
 def test_local_only_trains_each_client_alone() -> None:
     data, model = clients([5, 2, 4], (2,), 3), small_mlp()
-    result = train(local_only(LocalTrainer(model, sgd(0.2), Batching(2, epochs=1, shuffle=False))), data, rounds=3)
+    result = train(local(LocalTrainer(model, sgd(0.2), Batching(2, epochs=1, shuffle=False))), data, rounds=3)
     for c, private in result.privates.items("clients"):
         arrays = data.client(c)
         epoch = in_order(arrays, 2, -(-len(arrays["x"]) // 2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.local_global import local_global
 from mixfed.algorithms.registry import ALGORITHMS
@@ -103,7 +103,7 @@ def test_local_test_of_some_clients() -> None:
 def private_models(clients: int, dtype: torch.dtype) -> tuple[Algorithm, PrivateStore]:
     """Local only on a linear model, and clients whose models differ."""
     model = Model(torch.nn.Linear(4, 3), cross_entropy, dtype=dtype)
-    algorithm = local_only(LocalTrainer(model, sgd(0.1), Batching(0, steps=1)))
+    algorithm = local(LocalTrainer(model, sgd(0.1), Batching(0, steps=1)))
     privates = PrivateStore(lambda: algorithm.own.first(model.initial()))
     draw = torch.Generator().manual_seed(0)
     for client in range(clients):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.algorithms.fedavg import fedavg
-from mixfed.algorithms.local_global import global_layers, layers, local_global, named
+from mixfed.algorithms.local_global import global_layers, layers, lg_fedavg, local_global, named
 from mixfed.algorithms.mixed import gradient_2way
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.run import run
@@ -66,7 +66,7 @@ def test_all_parameters_global_is_the_base_algorithm(name: str, executor: str) -
 
 
 def test_no_parameter_global_is_local_only() -> None:
-    alone, none = train(local_only(setup().client)), train(local_global(fedavg(setup().client), lambda name: False))
+    alone, none = train(local(setup().client)), train(local_global(fedavg(setup().client), lambda name: False))
     own = dict(none.privates.items("clients"))  # type: ignore[union-attr]
     theirs = dict(alone.privates.items("clients"))  # type: ignore[union-attr]
     assert own.keys() == theirs.keys()
@@ -75,6 +75,14 @@ def test_no_parameter_global_is_local_only() -> None:
             torch.testing.assert_close(own[client]["local"][leaf], x, rtol=1e-6, atol=1e-6)
     assert none.ledger["bytes_down"] == none.ledger["bytes_up"] == 0
     assert all(torch.equal(x, none.params[n]) for n, x in setup().client.model.initial().items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"names": ["2."]}])
+def test_lg_fedavg_by_the_settings_of_recipes(settings: dict[str, list[str]]) -> None:
+    """The last layer is global unless something else is said."""
+    found = learnt(train(lg_fedavg(setup().client, warm_start=1, names=settings.get("names", ()))))
+    expected = learnt(train(local_global(fedavg(setup().client), head, warm_start=1)))
+    assert all(torch.equal(x, expected[n]) for n, x in found.items())
 
 
 def test_clients_that_send_nothing_are_timed_too() -> None:
@@ -99,7 +107,7 @@ def test_no_parameter_global_is_local_only_for_every_policy_of_buffers(policy: s
     model = Model(module, cross_entropy, buffers=policy)
     trainer = LocalTrainer(model, optim.sgd(0.2), Batching(0, epochs=3))
     found = []
-    for algorithm in (local_only(trainer), local_global(fedavg(trainer), lambda name: False)):
+    for algorithm in (local(trainer), local_global(fedavg(trainer), lambda name: False)):
         result = run(algorithm, SEVERAL, rounds=5, cohort=7, backend=Simulator("loop"))
         assert result.privates is not None
         found.append(dict(models(algorithm.personal, result.params, result.privates)))  # type: ignore[arg-type]
@@ -237,8 +245,8 @@ def test_warm_start(executor: str) -> None:
     seen = len(list(after.privates.items("clients")))  # type: ignore[union-attr]
     sizes = {n: 4 * x.numel() for n, x in base.model.initial().items()}
     sent = sum(s for n, s in sizes.items() if head(n))
-    local = sum(sizes.values()) - sent
-    assert after.ledger["bytes_down"] == warm.ledger["bytes_down"] + 2 * 7 * sent + seen * local
+    kept = sum(sizes.values()) - sent
+    assert after.ledger["bytes_down"] == warm.ledger["bytes_down"] + 2 * 7 * sent + seen * kept
 
 
 def test_two_way_transfer_touches_only_what_travels() -> None:
@@ -279,7 +287,7 @@ def test_clients_that_send_models_keep_where_they_ended() -> None:
     """With α = 1 and one client, FedAsync's model is the client's: the same rounds as Local only."""
     data = FEDERATED.select([0])
     mixed = run(local_global(ALGORITHMS["fedasync"].make(setup(), alpha=1.0), head), data, rounds=3, cohort=1)
-    alone = run(local_only(setup().client), data, rounds=3, cohort=1)
+    alone = run(local(setup().client), data, rounds=3, cohort=1)
     for result in (mixed, alone):
         assert result.privates is not None
     own = mixed.params | mixed.privates.get("clients", 0)["local"]

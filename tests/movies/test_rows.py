@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mixfed.algorithms.asynchronous import ca2fl, fedasync, fedbuff
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.algorithms.fedavg import fedadam, fedavg, fedavgm, fedprox
 from mixfed.algorithms.mixed import Centre, Population, gradient_1way, gradient_2way, parallel
 from mixfed.backends.run import run
@@ -364,7 +364,7 @@ def test_an_upload_that_is_not_finite_is_dropped_with_its_rows() -> None:
     ("make", "told"),
     [
         (lambda: exchange_rows(fedavg(on_clients(small_mlp()))), "needs a model with tables"),
-        (lambda: exchange_rows(local_only(on_clients(model()))), "keep the table"),
+        (lambda: exchange_rows(local(on_clients(model()))), "keep the table"),
         (lambda: exchange_rows(exchange_rows(fedavg(on_clients(model())))), "exchange rows already"),
         (lambda: Model(DualEncoder(3, 2), hinge, tables={"nothing": ["x"]}), "not a trainable parameter"),
         (lambda: Model(DualEncoder(3, 2), hinge, tables={"embedding.weight": []}), "needs a list of the fields"),

@@ -48,7 +48,7 @@ def center(trainer: LocalTrainer) -> Algorithm:
     )
 
 
-def local_only(trainer: LocalTrainer) -> Algorithm:
+def local(trainer: LocalTrainer) -> Algorithm:
     """Local only: every client trains a model of its own from the common start; nothing is ever sent.
 
     There is no common model to learn, so ``params`` stays at the start; clients' models are evaluated one by one.

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
+from mixfed.algorithms.fedavg import fedavg
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches
 from mixfed.core.model import Model
+from mixfed.core.optim import Optimizer
+from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.models.parts import AUXILIARY
@@ -87,6 +91,29 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
         own=OwnParts(private, personal, settles=True),
         lateness=replace(base.lateness, same_in_every_round=base.lateness.same_in_every_round and not warm_start),
     )
+
+
+def lg_fedavg(
+    trainer: LocalTrainer,
+    *,
+    layers: int = 1,
+    side: Literal["last", "first"] = "last",
+    names: Sequence[str] = (),
+    warm_start: int = 0,
+    server: Optimizer | None = None,
+) -> Algorithm:
+    """LG-FedAvg: :func:`local_global` of FedAvg, by the settings that recipes have.
+
+    ``layers`` of the model on one ``side`` are global, or the parameters whose names begin with ``names``.
+    """
+    return local_global(
+        fedavg(trainer, server=server), global_part(trainer.model, layers, side, names), warm_start=warm_start
+    )
+
+
+def global_part(model: Model, layers: int, side: str, names: Sequence[str]) -> Callable[[str], bool]:
+    """What is global: so many layers on a side, or the parameters whose names begin so."""
+    return named(names, model) if names else global_layers(model, layers, side)
 
 
 def _check_base(base: Algorithm, local: Sequence[str]) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mixfed.algorithms.asynchronous import Rule, ca2fl, fedbuff
-from mixfed.algorithms.baselines import center, local_only, transfer
+from mixfed.algorithms.baselines import center, local, transfer
 from mixfed.algorithms.fedavg import fedavg, fedprox
 from mixfed.algorithms.feddle.central import CentralAnchor
 from mixfed.algorithms.feddle.fallbacks import Fallback, like_fedavg, like_fedbuff
 from mixfed.algorithms.feddle.guidance import Head, Objective
 from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
-from mixfed.algorithms.local_global import global_layers, local_global, named
+from mixfed.algorithms.local_global import global_part, local_global
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
 from mixfed.algorithms.registry import base_of
 from mixfed.core.algorithm import Algorithm
@@ -136,7 +136,7 @@ def make_lg_fedavg(
             f"A warm start of {warm_start} rounds leaves no round of {setup.rounds} for what is local;"
             " choose a warm start of fewer rounds."
         )
-    is_global = named(names, model) if names else global_layers(model, layers, side)
+    is_global = global_part(model, layers, side, names)
     return local_global(base_of(base).make(setup, **setup.options.get(base, {})), is_global, warm_start=warm_start)
 
 
@@ -262,4 +262,4 @@ def make_center(setup: Setup) -> Algorithm:
 
 
 def make_local(setup: Setup) -> Algorithm:
-    return local_only(setup.client)
+    return local(setup.client)

@@ -148,10 +148,11 @@ def example_transfer(
     """Example Transfer: every client of the round also receives a fresh sample of central examples.
 
     The sample is shuffled into the client's own examples for this round, so that local steps see mixed batches; f_f and
-    f_c are weighted by the mixing ``ratio`` (the central share of the mixed examples), or by a fixed ``count``.
+    f_c are weighted by the mixing ``ratio`` (the central share of the mixed examples; a half if nothing is said), or by
+    a fixed ``count``.
     """
     base = fedavg(trainer, server=server, name="example_transfer")
-    sample = Sample(source, ratio, count)
+    sample = Sample(source, 0.5 if ratio is None and count is None else ratio, count)
 
     def broadcast(state: State, at: Server) -> tuple[dict[str, Message], State]:
         messages, state = base.broadcast(state, at)

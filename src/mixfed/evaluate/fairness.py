@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mixfed import rng
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.batches import Batching
 from mixfed.core.loop import Evaluate
@@ -87,7 +87,7 @@ def postfit_test(
             dtype=algorithm.model.dtype,
             device=algorithm.model.device,
         )
-        alone = local_only(LocalTrainer(model, adam(0.003), Batching(64, epochs=epochs)))
+        alone = local(LocalTrainer(model, adam(0.003), Batching(64, epochs=epochs)))
         fitted = run(alone, known, rounds=1, cohort=len(known), seed=seed, backend=Simulator("vmap"))
         assert fitted.privates is not None
         asked = _view(model, reader, lambda m, batch: m.auxiliary(batch["x"]))

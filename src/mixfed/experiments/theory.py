@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mixfed.algorithms.baselines import local_only
+from mixfed.algorithms.baselines import local
 from mixfed.backends.run import run
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.core.algorithm import CLIENTS
@@ -100,12 +100,12 @@ class Linear:
         steps = 1 if slowest >= 1 else math.ceil(-40 / math.log1p(-slowest))
         model = Model(nn.Linear(self.dimension, 1, bias=False), squared_error, dtype=torch.float64)
         trainer = LocalTrainer(model, sgd(1 / float(curvature.max())), Batching(0, steps=steps, shuffle=False))
-        result = run(local_only(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("vmap"))
+        result = run(local(trainer), data, rounds=1, cohort=self.devices, seed=seed, backend=Simulator("vmap"))
         assert result.privates is not None
-        local = result.privates.gather(CLIENTS, range(self.devices))["params"]["weight"][:, 0].numpy()
-        shared = local.mean(axis=0)
+        own = result.privates.gather(CLIENTS, range(self.devices))["params"]["weight"][:, 0].numpy()
+        shared = own.mean(axis=0)
         x = generator(seed, "theory/test").uniform(-1, 1, (self.devices, self.test, self.dimension))
-        errors = [np.square(np.einsum("mnd,md->mn", x, a * local + (1 - a) * shared - true)).mean() for a in alphas]
+        errors = [np.square(np.einsum("mnd,md->mn", x, a * own + (1 - a) * shared - true)).mean() for a in alphas]
         return np.array(errors)
 
 
