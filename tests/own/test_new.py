@@ -51,10 +51,19 @@ def sayings(folder: Path) -> dict[str, str]:
     return {"clients": "said.parquet"}
 
 
+def walks(folder: Path) -> dict[str, str]:
+    """No column has the usual name of a key, but only the clients' file says whose a walk is."""
+    for name in ("phones.csv", "lab.csv"):
+        theirs = {"walker": [f"p{n % 6}" for n in range(60)]} if name == "phones.csv" else {}
+        write(folder / name, theirs | {name: x for name, x in table().items() if name in ("size", "colour", "animal")})
+    return {"clients": "phones.csv", "central": "lab.csv", "label": "animal"}
+
+
 FOUND: dict[Callable[[Path], dict[str, str]], dict[str, Any]] = {
     pictures: {"model.name": "cnn", "data.client": "user", "data.fields.y": "label", "data.fields.x": "image"},
     animals: {"model.name": "mlp", "data.client": "who", "data.fields.x": ["size", "colour"], "data.test": "test.csv"},
     measurements: {"data.labels": "standard", "model.criterion": "squared_error", "data.missing": "drop"},
+    walks: {"data.client": "walker", "data.fields.x": ["size", "colour"]},
     sayings: {"model.name": "bilstm", "data.text": "characters", "data.client": "author"},
 }
 

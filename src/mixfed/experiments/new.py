@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,8 @@ def recipe_text(
     files = files_at(Path(), clients)
     columns = look(files[0])
     keys = _chosen(columns, client, CLIENTS, "--client") if client or len(files) == 1 else None
+    if keys is None and len(files) == 1:
+        keys = _only_here(columns, [path for path in (central, test) if path])
     rest = {n: column for n, column in columns.items() if n != keys}
     y = _chosen(rest, label, LABELS, "--label") or list(rest)[-1]
     x, left_out = _features(rest, y)
@@ -248,8 +251,16 @@ def _chosen(columns: Mapping[str, Column], given: str | None, usual: Sequence[st
     """The column that the user names, or else one with a usual name."""
     if given is not None:
         return _named(columns, given, option)
-    lower = {name.lower().replace(" ", "_"): name for name in columns}
+    lower = {re.sub(r"\W+", "_", name.lower()).removesuffix("_name"): name for name in columns}
     return next((lower[name] for name in usual if name in lower), None)
+
+
+def _only_here(columns: Mapping[str, Column], others: Sequence[str]) -> str | None:
+    """The one column of words or whole numbers that no other file has: it says whose an example is."""
+    known = {name for path in others for name in look(files_at(Path(), path)[0])}
+    left = [column for name, column in columns.items() if name not in known] if others else []
+    repeats = [column.name for column in left if column.kind in ("words", "whole") and not column.is_key]
+    return repeats[0] if len(left) == len(repeats) == 1 else None
 
 
 def _named(columns: Mapping[str, Column], name: str, option: str) -> str:
