@@ -70,6 +70,7 @@ MISTAKES = [
     Mistake("A pattern that freezes nothing", recipe(model={"frozen": '["bodies.*"]'})),
     Mistake("Weights that are not there", recipe(model={"weights": '"none.pth"'})),
     Mistake("A metric that averages", recipe(above="evaluate.metrics = ['loss', 'mean.py:right']")),
+    Mistake("An algorithm with a setting that is not given", recipe(above='algorithm = "method.py:wants_more"')),
     Mistake("An algorithm that returns something else", recipe(above='algorithm = "method.py:none"')),
     Mistake("An algorithm with the name of a packaged one", recipe(above='algorithm = "two.py:fedavg"')),
     Mistake("A source that returns something else", recipe(dict.fromkeys(DATA, DROPPED) | {"source": '"two.py:load"'})),

@@ -63,6 +63,10 @@ def of_setup(setup):
 
 def none(trainer):
     return 3
+
+
+def wants_more(trainer, *, k):
+    return fedavg(trainer)
 '''
 RECIPE = """
 base = "digits"

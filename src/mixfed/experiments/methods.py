@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mixfed.algorithms.registry import ALGORITHMS, Entry
 from mixfed.deferred import Deferred
-from mixfed.errors import InputError
+from mixfed.errors import InputError, explained
 from mixfed.experiments import own
 from mixfed.experiments.schema import Table, check, is_own, read_options, suggestion
 
@@ -55,7 +55,8 @@ def _own_algorithm(name: str, home: str) -> Entry:
     def made(setup: Setup, **options: Any) -> Algorithm:
         from mixfed.core.algorithm import Algorithm
 
-        found = make(setup if first == "setup" else setup.client, **options)
+        with explained(f"The algorithm '{name}' cannot be built so"):
+            found = make(setup if first == "setup" else setup.client, **options)
         if not isinstance(found, Algorithm):
             raise InputError(f"The algorithm '{name}' returned {found!r:.60}, not an Algorithm.")
         return found
