@@ -24,7 +24,7 @@ GUARDS = {
     "checksums and identity": [
         "core.checkpoint:_check_seal",
         "core.checkpoint:_sealed",
-        "core.private:_Table._sums_of",
+        "core.private_rows:ClientRows._sums_of",
         "experiments.folder:_sealed",
         "experiments.folder:_unsealed",
         "experiments.folder:identity",
