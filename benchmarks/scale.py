@@ -110,7 +110,7 @@ def main() -> None:
         parts = [
             COHORT / RANKS * found[f"client_{name}"],
             sent * max(1 / given.network, found["sum_byte"]),
-            3 * found["letter"] * (RANKS - 1),
+            2 * found["letter"] * (RANKS - 1),
             found["draw"] + found["deal"],
             found[f"step_{name}"],
         ]

@@ -48,15 +48,21 @@ class Together:
             assert self.evaluate is not None
             return ranks.of(0, dict(self.evaluate(params, privates)))
 
+        stops = False
+
         def tell(record: Record) -> str | None:
+            """One letter has both: what rank 0's callbacks say, and whether a rank wants to stop."""
+            nonlocal stops
             ends = [callback(record) for callback in self.callbacks] if ranks.leads else []
-            return ranks.of(0, " ".join(filter(None, ends)))
+            letters = ranks.gather((" ".join(filter(None, ends)), self.should_stop()))
+            stops = any(stop for _, stop in letters)
+            return letters[0][0]
 
         return Together(
             evaluate if self.evaluate else None,
             [tell],
             RankCheckpoints(self.checkpoints, ranks) if self.checkpoints else None,
-            lambda: ranks.any(self.should_stop()),
+            lambda: stops,
         )
 
 
