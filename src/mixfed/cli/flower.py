@@ -72,7 +72,7 @@ def _federate(request: Request, recipe: Recipe, folder: RunFolder, sites: int, r
     ]
     app = place / "app"
     if not app.exists():
-        write_app(app, recipe)
+        write_app(app, recipe, travels=False)
     with LocalFederation(place, nodes) as federation, federation.grid(app) as grid:
         made: list[Experiment] = []
 

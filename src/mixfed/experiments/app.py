@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
 from mixfed.core.files import write_atomically
 from mixfed.errors import InputError
+from mixfed.experiments import own
 from mixfed.experiments.recipe import Recipe
+from mixfed.experiments.schema import is_own
 
 _PYPROJECT = """\
 [project]
@@ -65,8 +68,12 @@ app = client_app(RECIPE)
 '''
 
 
-def write_app(folder: Path, recipe: Recipe) -> None:
-    """Writes the app of a recipe into a folder that is not there yet, or empty."""
+def write_app(folder: Path, recipe: Recipe, *, travels: bool = True) -> None:
+    """Writes the app of a recipe into a folder that is not there yet, or empty.
+
+    An app that ``travels`` takes code of the user's own along; data and weights stay where they are, and the recipe of
+    the app says where. One that stays on this machine leaves everything in the recipe's folder.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is there already; choose a new folder for the app.")
     name = "".join(sign if sign.isalnum() else "-" for sign in recipe.name.lower()).strip("-") or "federation"
@@ -76,9 +83,22 @@ def write_app(folder: Path, recipe: Recipe) -> None:
         inside / "__init__.py": "",
         inside / "server_app.py": _SERVER,
         inside / "client_app.py": _CLIENT,
-        inside / "recipe.toml": tomli_w.dumps({k: v for k, v in recipe.table().items() if k != "home"}),  # now here
+        inside / "recipe.toml": tomli_w.dumps(_away_from_home(recipe) if travels else recipe.table()),
     }
     for path, text in texts.items():
         write_atomically(path, text.encode())
-    for own in Path(recipe.home).glob("*.py") if recipe.home else []:  # networks and sources of the user's own
-        shutil.copy(own, inside / own.name)
+    for code in Path(recipe.home).glob("*.py") if recipe.home and travels else []:
+        shutil.copy(code, inside / code.name)
+
+
+def _away_from_home(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's table for another folder, which is its home from now on."""
+    table = {name: value for name, value in recipe.table().items() if name != "home"}
+    reads_files = recipe.data.source == "files" or is_own(recipe.data.source)
+    place = recipe.data.folder or (recipe.home if reads_files else "")
+    if place:
+        table["data"] = table["data"] | {"folder": str(Path(place).resolve())}
+    if recipe.model.weights and ":" not in recipe.model.weights:  # else in a package, which all machines have
+        weights = own.file_of(recipe.model.weights, recipe.home, "model.weights")
+        table["model"] = table["model"] | {"weights": str(weights.resolve())}
+    return table

@@ -85,6 +85,9 @@ def serve(grid: Grid, recipe: Recipe, out: Path, *, resume: bool = False, scenar
     folder = RunFolder(out)
     if resume and folder.config.exists():
         folder.adopt(recipe)
+    elif folder.config.exists():
+        told = f"""{out} already holds a run; go on with it (--run-config 'out="{out}" resume=true')"""
+        raise InputError(f"{told}, or say another folder.")
     experiment = federated(build(recipe, scenario), grid, folder, say=_tell)
     result = run_in_folder(experiment, folder, resume=resume and folder.config.exists(), callbacks=[_report], say=_tell)
     write_traffic(folder, experiment, result)

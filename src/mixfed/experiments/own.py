@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -69,7 +69,7 @@ def files_of_code(name: str, home: str, key: str) -> list[Path]:
     if place.endswith(".py"):
         return list(_in_file(place, home, key)[1])
     file = getattr(module_of(place, home, key), "__file__", None)
-    return _beside(Path(file).resolve()) if file else []
+    return _beside(Path(file).resolve(), sys.modules) if file else []
 
 
 def file_of(path: str, home: str, key: str) -> Path:
@@ -126,13 +126,18 @@ def _executed(file: Path, changed: int, key: str) -> tuple[ModuleType, tuple[Pat
     except (Exception, SystemExit) as error:  # whatever the user's own code raises
         del sys.modules[name]
         raise _broken(str(file), key, error) from error
-    return module, tuple(_beside(file))
+    alone = {name: other for name, other in sys.modules.items() if name == Path(_place_of(other) or "/").stem}
+    return module, tuple(_beside(file, alone))  # whoever reads the recipe may have come as a package from this folder
 
 
-def _beside(file: Path) -> list[Path]:
+def _beside(file: Path, loaded: Mapping[str, ModuleType]) -> list[Path]:
     """The file and those of loaded modules that are in its folder."""
-    loaded = {Path(f).resolve() for f in (getattr(m, "__file__", None) for m in [*sys.modules.values()]) if f}
-    return sorted({file, *(other for other in loaded if other.parent == file.parent)})
+    places = {Path(place).resolve() for place in map(_place_of, loaded.values()) if place}
+    return sorted({file, *(place for place in places if place.parent == file.parent)})
+
+
+def _place_of(module: ModuleType) -> str | None:
+    return getattr(module, "__file__", None)
 
 
 _folders: list[str] = []
