@@ -274,9 +274,11 @@ def test_a_killed_server_ends_as_if_it_had_never_died(row: str, tmp_path: Path) 
     with pytest.raises(Killed):
         on(grid_of(row, tmp_path), row, rounds=7, checkpoints=checkpoints, callbacks=[killed_after(5)])
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=2)
-    resumed = on(grid_of(row, tmp_path), row, rounds=7, checkpoints=checkpoints, resume=True)
-    straight = on(grid_of(row, tmp_path / "straight"), row, rounds=7)
+    after, other = (grid_of(row, place).backend() for place in (tmp_path, tmp_path / "straight"))
+    resumed = on(ScriptedGrid({}), row, rounds=7, checkpoints=checkpoints, resume=True, backend=after)
+    straight = on(ScriptedGrid({}), row, rounds=7, backend=other)
     assert_equal(straight.params, resumed.params)
+    assert (after.traffic.bytes_up, after.traffic.jobs) == (other.traffic.bytes_up, other.traffic.jobs)
     assert len(list(tmp_path.glob("*/scripted/clients/*/*.safetensors"))) <= 4 * 12
 
 

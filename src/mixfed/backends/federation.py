@@ -119,6 +119,7 @@ class Federation:
         if saved is None:
             return
         self.letters.restore(saved["letters"])
+        self.traffic = Traffic(**saved["traffic"])
         self._settled = [int(x) for x in saved["settled"]]
         for source, answers in saved["answers"].items():
             self._answers |= {(source, int(number)): wire.to_bytes(x) for number, x in answers.items()}
@@ -130,7 +131,7 @@ class Federation:
                     self._dispatch(again, self.letters.messages[source].of(round))
 
     def state(self) -> dict[str, Any]:
-        """Messages in flight, and answers that nobody has collected yet.
+        """Messages in flight, answers that nobody has collected yet, and what has travelled so far.
 
         Devices are told from which round on this run may come back: that of the checkpoint before this one, or of the
         oldest job that was in flight then.
@@ -140,8 +141,8 @@ class Federation:
             answers[source][str(number)] = wire.to_tensor(answer)
         rounds = [round for book in self.run.books.values() for round in book.rounds()]
         self._settled = [self._settled[-1], min([*rounds, self._round + 1])]
-        letters = self.letters.state()
-        return {"now": self.clock.read(), "answers": answers, "letters": letters, "settled": self._settled}
+        kept = {"answers": answers, "letters": self.letters.state(), "traffic": dict(vars(self.traffic))}
+        return {"now": self.clock.read(), "settled": self._settled, **kept}
 
     def clients(self) -> Federation:
         """The devices, which answer questions; their private parts stay with them."""
