@@ -2,7 +2,9 @@
 
 A SuperLink and four warm sites are started once. Measured are: until all sites have joined, an empty parcel there and
 back, a synchronous round of FedAvg on all four sites, and a parcel of 100 MB there and back beside what the same bytes
-take through a plain socket on loopback. With ``--cold`` sites are plain SuperNodes, which start a process a message.
+take through plain sockets on loopback. With ``--cold`` sites are plain SuperNodes, which start a process a message.
+With ``--bare`` the app is one of Flower's alone, which sends back what it was sent, on one site: what Flower takes for
+the same bytes without mixfed.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
 from mixfed.backends.federation import Federation
-from mixfed.backends.flower.local import LocalFederation, script
+from mixfed.backends.flower.local import LocalFederation, free_port, script
 from mixfed.backends.flower.post import GridPost
 from mixfed.backends.parcels import Parcel, marks
 from mixfed.experiments.app import write_app
@@ -33,6 +37,8 @@ from mixfed.experiments.running import run_in_folder
 
 SITES = 4
 MB = 1_000_000
+POLL = 0.05
+"""Seconds after which an answer is looked for again; every look costs the SuperLink some milliseconds."""
 
 
 class Cold(LocalFederation):
@@ -40,14 +46,14 @@ class Cold(LocalFederation):
 
     def start_site(self, number: int) -> None:
         options = ["--insecure", "--superlink", self.address, "--host", "127.0.0.1"]
-        options += ["--port", str(self._ports[number]), "--node-config", self.nodes[number]]
+        options += ["--port", str(free_port()), "--node-config", self.nodes[number]]
         self.start(f"site-{number}", [script("flower-supernode"), *options])
 
 
 def answered(post: GridPost, name: str | None) -> float:
     """When the answer to a parcel is here."""
     while not post.receive([name or ""]):
-        time.sleep(0.02)
+        time.sleep(POLL)
     return time.monotonic()
 
 
@@ -82,6 +88,55 @@ def wire(size: int) -> float:
             while left:
                 left -= len(connection.recv(min(left, 1 << 20)))
     return time.monotonic() - began
+
+
+BARE = """
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+app = ClientApp()
+server = ServerApp()
+
+
+@app.query()
+def echo(message, context):
+    return Message(message.content, reply_to=message)
+"""
+BARE_PROJECT = """
+[project]
+name = "bare"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "benchmarks"
+[tool.flwr.app.components]
+serverapp = "bare:server"
+clientapp = "bare:app"
+"""
+
+
+def bare(cold: bool, megabytes: int) -> dict[str, Any]:
+    """What Flower alone takes for an echo: the median of three, after one that does not count."""
+    with tempfile.TemporaryDirectory() as name:
+        app = Path(name) / "app"
+        app.mkdir()
+        (app / "pyproject.toml").write_text(BARE_PROJECT)
+        (app / "bare.py").write_text(BARE)
+        federation = (Cold if cold else LocalFederation)(Path(name) / "federation", ["number=0"])
+        with federation, federation.grid(app) as grid:
+            while not (sites := list(grid.get_node_ids())):
+                time.sleep(0.1)
+            laps = []
+            for _ in range(4):
+                data = os.urandom(megabytes * MB)
+                record = RecordDict({"x": ArrayRecord({"x": Array("uint8", (len(data),), "bytes", data)})})
+                began = time.monotonic()
+                names = list(grid.push_messages([Message(record, sites[0], "query", ttl=600.0)]))
+                while not list(grid.pull_messages(names)):
+                    time.sleep(POLL)
+                laps.append(time.monotonic() - began)
+    told = f"{megabytes} MB there and back, Flower alone"
+    return {"sites": "cold" if cold else "warm", told: round(statistics.median(laps[1:]), 3)}
 
 
 def measured(cold: bool, rounds: int, megabytes: int) -> dict[str, Any]:
@@ -128,8 +183,10 @@ def measured(cold: bool, rounds: int, megabytes: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--bare", action="store_true")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--megabytes", type=int, default=100)
     given = parser.parse_args()
-    print(json.dumps(measured(given.cold, given.rounds, given.megabytes), indent=2))
+    found = bare(given.cold, given.megabytes) if given.bare else measured(given.cold, given.rounds, given.megabytes)
+    print(json.dumps(found, indent=2))
     sys.exit(0)
