@@ -10,15 +10,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from mixfed.models.products import ONEDNN
+
 if TYPE_CHECKING:
     from mixfed.core.batches import Batches
 
-_PRODUCTS_WITH_VECTORS: dict[Any, Callable[..., int]] = {
+_OTHER_PRODUCTS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.dot: lambda a, b, **_: 2 * a.numel(),
     torch.ops.aten.mv: lambda matrix, vector, **_: 2 * matrix.numel(),
     torch.ops.aten.addmv: lambda onto, matrix, vector, **_: 2 * matrix.numel(),
 }
-"""Two operations for each element, as of products of matrices; PyTorch's table has only those."""
+if ONEDNN:
+    _OTHER_PRODUCTS[torch.ops.mkldnn._linear_pointwise] = lambda x, weight, *_, **__: 2 * x.numel() * weight.shape[0]
+"""Products that PyTorch's table lacks: those with vectors, and those of matrices that oneDNN does. They count two
+operations for each element, as other products do."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = _PRODUCTS_WITH_VECTORS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
+        formula = _OTHER_PRODUCTS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=out))
             self.products += 1

@@ -14,6 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mixfed.models.products import are_large, linears
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -28,12 +30,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Gradient:
-    """By what the state before brought to the gates (``fed``), by what the inputs brought to them, block by block
-    (``given``), and by the first carried tensors."""
+    """By what the state before brought to the gates (``fed``), by what the inputs brought to them (``given``), and by
+    the first carried tensors. In their first ``alike`` numbers the former two are the same."""
 
     fed: Tensor
-    given: Tensors
+    given: Tensor
     first: Tensors
+    alike: int
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,29 @@ def _before(states: Tensor, first: Tensor) -> list[Tensor]:
     return [*states[:, :-1].unbind(1)[::-1], first]
 
 
+def _fed(h: Tensor, weight: Tensor, room: Tensor) -> Tensor:
+    """What the state brings to the gates, h·weightᵀ; there is room for it."""
+    return linears(h, weight) if are_large(h, weight) else torch.bmm(h, weight.mT, out=room)
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    """tanh(x) = 2·σ(2x) − 1 in x: PyTorch's own takes ten times as long as its σ."""
+    return torch.add(_MINUS_ONE, x.mul_(2).sigmoid_(), alpha=2, out=x)
+
+
+_MINUS_ONE = torch.tensor(-1.0)
+
+
 def _gru_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
     """r, z = σ(x_rz + W_rz·h + b_rz), m = W_n·h + b_n, n = tanh(x_n + r·m), h ← n + z·(h − n)."""
     (h,), size = carry, carry[0].shape[-1]
     states, memory = (given.new_empty(*given.shape[:-1], size) for _ in range(2))
-    fed, transposed, bias_n = given.new_empty(*h.shape[:-1], 3 * size), weight.mT, bias[:, None, 2 * size :]
-    fed_rz, fed_n = fed[..., : 2 * size], fed[..., 2 * size :]
+    room, bias_n = given.new_empty(*h.shape[:-1], 3 * size), bias[:, None, 2 * size :]
     for rz, r, z, n, m, state in _steps(given[..., : 2 * size], *given.chunk(3, -1), memory, states):
-        torch.bmm(h, transposed, out=fed)
-        rz.add_(fed_rz).sigmoid_()
-        torch.add(fed_n, bias_n, out=m)
-        n.addcmul_(r, m).tanh_()
+        fed = _fed(h, weight, room)
+        rz.add_(fed[..., : 2 * size]).sigmoid_()
+        torch.add(fed[..., 2 * size :], bias_n, out=m)
+        _tanh_(n.addcmul_(r, m))
         h = torch.lerp(n, h, z, out=state)
     return Run(states, (h.clone(),), (given, memory))
 
@@ -85,11 +100,13 @@ def _gru_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Ten
     before, d·z + W·(d_r, d_z, d_m)."""
     size = carry[0].shape[-1]
     gates, memory = run.trace
-    found = gates.new_empty(*gates.shape[:-1], 4 * size)  # by r, z, m, n
-    fed, d_h = found[..., : 3 * size], d_last[0].clone()
+    fed, given = (torch.empty_like(gates) for _ in range(2))  # by r, z, m, and by r, z, n
+    rz, d_m = fed.split([2 * size, size], -1)  # type: ignore[no-untyped-call]
+    d_h, large = d_last[0].clone(), are_large(d_last[0], weight)
     d, u, v = (torch.empty_like(d_h) for _ in range(3))
-    steps = _back(d_states, *gates.chunk(3, -1), memory, fed, *found.chunk(4, -1))
-    for (d_state, r, z, n, m, d_fed, d_r, d_z, d_m, d_n), h in zip(steps, _before(run.states, carry[0]), strict=True):
+    steps = _back(d_states, *gates.chunk(3, -1), memory, fed, rz, d_m, given[..., : 2 * size], *given.chunk(3, -1))
+    for step, h in zip(steps, _before(run.states, carry[0]), strict=True):
+        d_state, r, z, n, m, d_fed, fed_rz, d_m, d_rz, d_r, d_z, d_n = step
         torch.add(d_state, d_h, out=d)
         torch.mul(d, z, out=d_h)
         torch.sub(d, d_h, out=u)
@@ -98,8 +115,12 @@ def _gru_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Ten
         torch.mul(d_n, r, out=d_m)
         torch.mul(d_m, m, out=v)
         torch.addcmul(v, v, r, value=-1, out=d_r)
-        d_h.baddbmm_(d_fed, weight)
-    return Gradient(fed, (found[..., : 2 * size], found[..., 3 * size :]), (d_h,))
+        fed_rz.copy_(d_rz)
+        if large:
+            d_h.add_(linears(d_fed, weight.mT))
+        else:
+            d_h.baddbmm_(d_fed, weight)
+    return Gradient(fed, given, (d_h,), 2 * size)
 
 
 def _lstm_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
@@ -107,15 +128,15 @@ def _lstm_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -
     h, c = carry
     size = h.shape[-1]
     states, cells, bent = (given.new_empty(*given.shape[:-1], size) for _ in range(3))
-    fed, transposed = given.new_empty(*h.shape[:-1], 4 * size), weight.mT
+    room = given.new_empty(*h.shape[:-1], 4 * size)
     i_f = given[..., : 2 * size]
     for all_four, both, i, f, g, o, cell, b, state in _steps(given, i_f, *given.chunk(4, -1), cells, bent, states):
-        all_four.add_(torch.bmm(h, transposed, out=fed))
+        all_four.add_(_fed(h, weight, room))
         both.sigmoid_()
-        g.tanh_()
+        _tanh_(g)
         o.sigmoid_()
         c = torch.mul(f, c, out=cell).addcmul_(i, g)
-        h = torch.mul(o, torch.tanh(c, out=b), out=state)
+        h = torch.mul(o, _tanh_(b.copy_(c)), out=state)
     return Run(states, (h.clone(), c.clone()), (given, cells, bent))
 
 
@@ -140,16 +161,15 @@ def _lstm_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Te
         d_c.mul_(f)
         torch.mul(d_c, c, out=v)
         torch.addcmul(v, v, f, value=-1, out=d_f)
-        torch.bmm(d_fed, weight, out=d_h)
-    return Gradient(fed, (fed,), (d_h, d_c))
+        d_h = _fed(d_fed, weight.mT, d_h)
+    return Gradient(fed, fed, (d_h, d_c), fed.shape[-1])
 
 
 def _rnn_forward(bend_: Callable[[Tensor], Tensor], given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
     """h ← tanh(x + W·h + b), or with relu."""
-    h, transposed = carry[0], weight.mT
-    fed = torch.empty_like(h)
+    h, room = carry[0], torch.empty_like(carry[0])
     for (state,) in _steps(given):
-        h = bend_(state.add_(torch.bmm(h, transposed, out=fed)))
+        h = bend_(state.add_(_fed(h, weight, room)))
     return Run(given, (h.clone(),), ())
 
 
@@ -159,16 +179,16 @@ def _tanh_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Te
     for d_state, state, d_fed in _back(d_states, run.states, fed):
         d_h.add_(d_state)
         torch.addcmul(d_h, torch.mul(d_h, state, out=v), state, value=-1, out=d_fed)
-        torch.bmm(d_fed, weight, out=d_h)
-    return Gradient(fed, (fed,), (d_h,))
+        d_h = _fed(d_fed, weight.mT, d_h)
+    return Gradient(fed, fed, (d_h,), fed.shape[-1])
 
 
 def _relu_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
     fed, d_h = torch.empty_like(run.states), d_last[0].clone()
     for d_state, on, d_fed in _back(d_states, run.states > 0, fed):
         torch.mul(d_h.add_(d_state), on, out=d_fed)
-        torch.bmm(d_fed, weight, out=d_h)
-    return Gradient(fed, (fed,), (d_h,))
+        d_h = _fed(d_fed, weight.mT, d_h)
+    return Gradient(fed, fed, (d_h,), fed.shape[-1])
 
 
 def _all_but_new(bias: Tensor) -> Tensor:
@@ -186,7 +206,7 @@ def _rnn(
 CELLS = {
     "GRU": Cell(1, _all_but_new, _gru_forward, _gru_backward),
     "LSTM": Cell(2, lambda b: b, _lstm_forward, _lstm_backward),
-    "RNN_TANH": _rnn(torch.tanh_, _tanh_backward),
+    "RNN_TANH": _rnn(_tanh_, _tanh_backward),
     "RNN_RELU": _rnn(torch.relu_, _relu_backward),
 }
 """By the names that PyTorch has for them."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mixfed.models.cells import CELLS, Cell, Run, Tensors
+from mixfed.models.products import linears
 
 
 class Layer(Protocol):
@@ -54,7 +55,7 @@ class Stepped:
     def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
         """See :class:`Layer`."""
         w_in, weight, b_in, bias = weights
-        gates = torch.baddbmm((b_in + self.cell.added(bias))[:, None], x.flatten(1, 2), w_in.mT)
+        gates = linears(x.flatten(1, 2), w_in, b_in + self.cell.added(bias))
         return self.cell.forward(gates.view(*x.shape[:3], -1), carry, weight, bias)
 
     def backward(
@@ -63,15 +64,12 @@ class Stepped:
         """See :class:`Layer`."""
         w_in, weight, _, _ = weights
         found = self.cell.backward(d_states, d_last, carry, weight, run)
-        d_x, start = x.new_zeros(x.shape), 0
-        for d in found.given:
-            d_x.flatten(1, 2).baddbmm_(d.flatten(1, 2), w_in[:, start : start + d.shape[-1]])
-            start += d.shape[-1]
-        d_w_in = torch.cat([_product(d, x, clients) for d in found.given], -2)
-        d_weight = _product(found.fed[:, :1], carry[0][:, None], clients)
-        d_weight += _product(found.fed[:, 1:], run.states[:, :-1], clients)
-        d_b_in = torch.cat([_total(d, clients) for d in found.given], -1)
-        return d_x, d_w_in, d_weight, d_b_in, _total(found.fed, clients), *found.first
+        d_x = linears(found.given.flatten(1, 2), w_in.mT).view(x.shape)
+        d_w_in = _product(found.given, x, clients)
+        d_weight = _product(found.fed, torch.cat([carry[0][:, None], run.states[:, :-1]], 1), clients)
+        d_b_in = _total(found.given, clients)
+        d_bias = torch.cat([d_b_in[..., : found.alike], _total(found.fed[..., found.alike :], clients)], -1)
+        return d_x, d_w_in, d_weight, d_b_in, d_bias, *found.first
 
 
 @dataclass(frozen=True)
@@ -93,19 +91,18 @@ class OneDnnLSTM:
                 for one in _networks(x.detach(), *weights, *carry)
             ]
         states, *last = (_stack(some) for some in list(zip(*each, strict=True))[:3])
-        return Run(states, tuple(last), tuple(x for _, *kept in each for x in kept))
+        return Run(states, tuple(last), tuple(workspace for *_, workspace in each))
 
     def backward(
         self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
     ) -> tuple[Tensor, ...]:
         """See :class:`Layer`."""
-        size, before = carry[0].shape[-1], _networks(x, *weights, *carry, run.states)
-        gradients, kept = _networks(d_states, *d_last), zip(*[iter(run.trace)] * 3, strict=True)
+        size, known = carry[0].shape[-1], _networks(x, *weights, *carry, run.states, *run.last, d_states, *d_last)
         each = [
             torch.ops.aten.mkldnn_rnn_layer_backward(
-                *one, h, c, *d, False, _LSTM, size, 1, True, True, False, [], False, workspace
+                *one, False, _LSTM, size, 1, True, True, False, [], False, workspace
             )
-            for one, (h, c, workspace), d in zip(before, kept, gradients, strict=True)
+            for one, workspace in zip(known, run.trace, strict=True)
         ]
         return tuple(map(_stack, zip(*each, strict=True)))
 
@@ -122,14 +119,15 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 def _product(d: Tensor, inputs: Tensor, clients: int) -> Tensor:
     """Σ dᵀ·inputs over steps and batch: [N, G, I], or [N, clients, G, I]."""
     if not clients:
-        return torch.bmm(d.flatten(1, 2).mT, inputs.flatten(1, 2))
-    d, inputs = (parted(x, 2, clients).movedim(2, 1).flatten(2, 3) for x in (d, inputs))
-    return torch.matmul(d.mT, inputs)
+        return linears(d.flatten(1, 2).mT, inputs.flatten(1, 2).mT)
+    d, inputs = (parted(x, 2, clients).movedim(2, 1).flatten(2, 3).flatten(0, 1) for x in (d, inputs))
+    found = linears(d.mT, inputs.mT)
+    return found.view(-1, clients, *found.shape[1:])
 
 
 def _total(d: Tensor, clients: int) -> Tensor:
     """Σ d over steps and batch: [N, G], or [N, clients, G]."""
-    return parted(d, 2, clients).sum((1, 3)) if clients else d.sum((1, 2))
+    return parted(d, 2, clients).sum(3).sum(1) if clients else d.sum((1, 2))  # two sums take a tenth of one
 
 
 def parted(x: Tensor, place: int, clients: int) -> Tensor:

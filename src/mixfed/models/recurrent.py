@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mixfed.models import vmap
 from mixfed.models.cells import CELLS
 from mixfed.models.layers import has_onednn
+from mixfed.models.products import Linear
 from mixfed.models.scan import scan
 
 
@@ -40,7 +41,7 @@ class _ForCohorts(nn.RNNBase):
             both = torch.stack([x, x.flip(0)]) if self.bidirectional else x[None]
             first = [h[layer * directions :][:directions] for h in carry]
             states, ends = scan(self.mode, both, self._weights_of(layer), first)
-            x = torch.cat([states[0], states[1].flip(0)], -1) if self.bidirectional else states[0]
+            x = torch.cat([states[0], states[1].flip(0)], -1) if self.bidirectional else states.squeeze(0)
             last.append(ends)
         ends = [torch.cat(one) for one in zip(*last, strict=True)]
         if input.ndim == 2:
@@ -76,8 +77,9 @@ class RNN(_ForCohorts, nn.RNN):
 
 
 def for_cohorts(module: nn.Module) -> nn.Module:
-    """The module with its recurrent layers in the form above; parameters and their names stay."""
-    ours = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN}
+    """The module with its recurrent layers in the form above, and its linear ones in that of
+    :mod:`mixfed.models.products`; parameters and their names stay."""
+    ours = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN, nn.Linear: Linear}
     for part in module.modules():
         if type(part) in ours:
             part.__class__ = ours[type(part)]

@@ -39,9 +39,8 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.name, *tensors = inputs
-        trace = output[1 + LAYERS[ctx.name].carried :]
-        ctx.save_for_backward(*tensors, output[0], *trace)
-        ctx.mark_non_differentiable(*trace)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(*output[1 + LAYERS[ctx.name].carried :])
         ctx.set_materialize_grads(False)  # the trace's would be large
 
     @staticmethod
@@ -70,7 +69,7 @@ class _Back(torch.autograd.Function):
         tensors = iter(given)
         d_states, d_last = next(tensors), _next(tensors, layer.carried)
         x, weights, carry = next(tensors), _next(tensors, WEIGHTS), _next(tensors, layer.carried)
-        run = Run(next(tensors), (), tuple(tensors))
+        run = Run(next(tensors), _next(tensors, layer.carried), tuple(tensors))
         return layer.backward(d_states, d_last, x, weights, carry, run, clients)
 
     @staticmethod
@@ -85,10 +84,10 @@ class _Back(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, parts: int, *given: Tensor) -> Any:
         carried, clients, dims = LAYERS[name].carried, info.batch_size, in_dims[2:]
         if parts or not _shared(name, dims[2 + carried :]):
-            whole = _first(name, len(given), 3 + WEIGHTS + 2 * carried)
+            whole = _first(name, len(given), 3 + WEIGHTS + 3 * carried)
             found = _applied(_Back, name, parts, *_stacked(given, dims, clients, whole))
             return _apart(found, [0] * len(found), clients)
-        places = [2, *[1] * carried, 2, *[0] * WEIGHTS, *[1] * carried]
+        places = [2, *[1] * carried, 2, *[0] * WEIGHTS, *[1] * carried, 2, *[1] * carried]
         places += [2] * (len(given) - len(places))
         d_x, *others = _applied(_Back, name, clients, *_folded(given, dims, places, clients))
         first = (parted(x, 1, clients) for x in others[WEIGHTS:])

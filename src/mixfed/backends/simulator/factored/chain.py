@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.backends.simulator.factored.factors import Pairs
-from mixfed.backends.simulator.factored.weight import Weight, each_linear
+from mixfed.backends.simulator.factored.weight import Weight
 from mixfed.core.model import Model
 from mixfed.core.tree import Params
+from mixfed.models import products
+from mixfed.models.products import linears
 
 aten = torch.ops.aten
 
@@ -81,12 +83,12 @@ class Chain:
             if isinstance(layer, Bend):
                 passed.append(layer.forward(x))
                 continue
-            bias = None if layer.bias is None else dense[layer.bias].unsqueeze(1)
+            bias = None if layer.bias is None else dense[layer.bias]
             if layer.weight in weights:
                 z = weights[layer.weight].applied(x, ready if len(passed) == 1 else None)
-                passed.append(z if bias is None else z + bias)
+                passed.append(z if bias is None else z + bias.unsqueeze(1))
             else:
-                passed.append(each_linear(x, dense[layer.weight], bias))
+                passed.append(linears(x, dense[layer.weight], bias))
         return passed
 
     def gradient(
@@ -105,14 +107,14 @@ class Chain:
             if layer.weight in weights:
                 pairs[layer.weight] = [Pairs(x, d)]
             else:
-                found[layer.weight] = torch.bmm(d.mT, x)
+                found[layer.weight] = linears(d.mT, x.mT)
             if place:
                 d = weights[layer.weight].back(d) if layer.weight in weights else _back(d, dense[layer.weight])
         return found, pairs
 
 
 def _back(d: Tensor, w: Tensor) -> Tensor:
-    return d * w if w.shape[1] == 1 else torch.bmm(d, w)
+    return d * w if w.shape[1] == 1 else linears(d, w.mT)
 
 
 def _chain(model: Model) -> Chain | None:
@@ -123,7 +125,7 @@ def _chain(model: Model) -> Chain | None:
     for number, layer in enumerate(_in_a_row(network) if model.takes_x else ()):
         if _is_changed(layer):
             return None
-        if type(layer) is nn.Linear:
+        if type(layer) is products.Linear:
             found.append(Linear(names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]))
         elif type(layer) in _BENDS:
             found.append(_BENDS[type(layer)])

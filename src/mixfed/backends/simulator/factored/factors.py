@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed.models.products import linear
+
 _FEW = 1 << 20
 """Numbers that are sooner put together than multiplied block by block."""
 
@@ -74,7 +76,8 @@ class Factors:
         """Σᵢ wᵢ·Wᵢ: one product for all pairs whose inputs are side by side in memory."""
         total, own = None, weights.double().cpu().numpy()
         for inputs, scaled in _side_by_side([pairs.flat() for pairs in self._scaled(own)]):
-            total = torch.mm(scaled.T, inputs) if total is None else total.addmm_(scaled.T, inputs)
+            one = linear(scaled.T, inputs.T)
+            total = one if total is None else total.add_(one)
         total = torch.zeros_like(self.shared[0]) if total is None else total
         for share, matrix in zip(own @ self.share, self.shared, strict=True):
             if share:
@@ -85,7 +88,7 @@ class Factors:
         """⟨Wᵢ, matrix⟩ of each client."""
         total = self._tensor(self.share @ np.array([float((m * matrix).sum()) for m in self.shared]))
         for inputs, scaled in self._scaled():
-            total = total + (torch.matmul(inputs, matrix.T) * scaled).sum((1, 2))
+            total = total + (linear(inputs, matrix) * scaled).sum((1, 2))
         return total
 
     def squares(self) -> Tensor:

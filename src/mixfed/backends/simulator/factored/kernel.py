@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from mixfed.core.train import LocalTrainer, Proximal, Trained
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.models import vmap
+from mixfed.models.products import linear
 
 _UNSUITED: WeakKeyDictionary[Model, dict[Hashable, set[str]]] = WeakKeyDictionary()
 """Weights of a model that cannot be in factors, by candidates, kind of loss and shapes of batches. Their uses show it,
@@ -162,7 +162,7 @@ class _Chunk:
         """x·Wᵀ of the first layer for all steps at once [steps, clients, batch, out]; None where W is not the same at
         every step, or not in factors."""
         first, x = self.weights.get(chain.first), self._inputs(self.batches.fields).movedim(1, 0)
-        return F.linear(x.flatten(3), first.start) if first is not None and first.stays and x.is_contiguous() else None
+        return linear(x.flatten(3), first.start) if first is not None and first.stays and x.is_contiguous() else None
 
     def _along(self, chain: Chain, batch: Batch, k: int) -> tuple[Params, dict[str, list[Pairs]], Tensor]:
         """What :meth:`_gradient` gives, by the layers of a chain."""

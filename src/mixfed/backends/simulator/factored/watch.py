@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from mixfed.backends.simulator.factored.weight import Weight, each_linear, pays
+from mixfed.backends.simulator.factored.weight import Weight, pays
 from mixfed.models import vmap
+from mixfed.models.products import linear, linears
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
+        if func is F.linear or func is linear:
             return self._linear(*args, **kwargs)
         if (func in _BY_NUMBER and not kwargs.get("inplace")) or (
             func in _LOSSES and kwargs.get("reduction") == "none"
@@ -58,21 +59,21 @@ class Watch(TorchFunctionMode):
         name = self.names.get(id(weight))
         own = name is None and vmap.is_at_this_level(weight) and vmap.is_at_this_level(input)
         if not (own if name is None else self._is_suited(name, input)):
-            return F.linear(input, weight, bias)
+            return linear(input, weight, bias)
         x, each = vmap.made_of(input)
         b, each_b = vmap.made_of(bias) if bias is not None else (None, False)
         w, each_w = vmap.made_of(weight)
         if name is None and not each_w:
-            return F.linear(input, weight, bias)
+            return linear(input, weight, bias)
         with vmap.outside():
             x = x if each else x.expand(self.clients, *x.shape)
             rows = x.reshape(self.clients, -1, x.shape[-1])
-            b = b.unsqueeze(1) if b is not None and each_b else b
+            b = b.expand(self.clients, -1) if b is not None and not each_b else b
             if name is None:
-                z = each_linear(rows, w, b)
+                z = linears(rows, w, b)
             else:
                 z = self.weights[name].applied(rows)
-                z = z if b is None else z + b
+                z = z if b is None else z + b.unsqueeze(1)
                 if not z.requires_grad:
                     z = z.requires_grad_().clone()  # what comes next may write into it, but not into a leaf
                 self.uses.append(Use(name, rows.detach(), get_gradient_edge(z)))

@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.backends.simulator.factored.factors import Factors, Pairs
 from mixfed.core.optim import Optimizer
+from mixfed.models.products import linear
 
 Paths = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -81,7 +81,7 @@ class Weight:
 
     def applied(self, x: Tensor, ready: Tensor | None = None) -> Tensor:
         """x·Wᵢᵀ for x [clients, n, in]; ``ready`` is x·Wᵀ with the shared part, where that is known."""
-        z = F.linear(x, self.shared) if ready is None else ready
+        z = linear(x, self.shared) if ready is None else ready
         for (inputs, gradients), scale in self.own:
             near = torch.bmm(x, inputs.mT)
             if isinstance(scale, Tensor):
@@ -92,7 +92,7 @@ class Weight:
 
     def back(self, d: Tensor) -> Tensor:
         """d·Wᵢ for d [clients, n, out]."""
-        x = torch.matmul(d, self.shared)
+        x = linear(d, self.shared.mT)
         for (inputs, gradients), scale in self.own:
             near = torch.bmm(d, gradients.mT)
             if isinstance(scale, Tensor):
@@ -113,11 +113,3 @@ class Weight:
         shared = (self.start,) if self.correction is None else (self.start, self.correction)
         steps = [2 + k for _, steps in self.blocks for k in steps]
         return Factors(shared, own[:, : len(shared)], tuple(pairs for pairs, _ in self.blocks), own[:, steps])
-
-
-def each_linear(rows: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    """rows·wᵀ + b with each client's own weight. A single output is a product of vectors, at which bmm is slow."""
-    if w.shape[1] == 1:
-        z = (rows * w).sum(-1, keepdim=True)
-        return z if b is None else z + b
-    return torch.bmm(rows, w.mT) if b is None else torch.baddbmm(b, rows, w.mT)
