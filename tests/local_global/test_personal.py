@@ -20,6 +20,7 @@ from mixfed.core.private import PrivateStore
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.data.store import CentralData
+from mixfed.evaluate import many
 from mixfed.evaluate.metrics import measure
 from mixfed.evaluate.personal import average, averaged_test, local_test, new_test
 from tests.algorithms.test_table import FEDERATED, TEST, head, setup, train
@@ -120,10 +121,11 @@ def test_the_mean_of_many_models_in_half_precision_is_their_mean() -> None:
     torch.testing.assert_close(mean["weight"].double(), torch.stack(kept).mean(0), rtol=1e-3, atol=1e-3)
 
 
-def test_memory_of_the_new_test_does_not_grow_with_clients() -> None:
+def test_memory_of_the_new_test_does_not_grow_with_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "ROWS", 500)  # ten models answer 50 examples together
     peaks = []
     data = CentralData.from_arrays({"x": np.zeros((50, 4), np.float32), "y": np.zeros(50, np.int64)})
-    for clients in (10, 200):
+    for clients in (30, 600):
         algorithm, privates = private_models(clients, torch.float32)
         params = algorithm.model.initial()
         with Peak() as peak:

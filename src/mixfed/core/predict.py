@@ -37,13 +37,18 @@ def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1
     weights = tree.cast(params, model.dtype)
     for start in range(0, len(data), batch_size):
         batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
-        with torch.no_grad(), explained("The model cannot answer"):
-            outputs = model.outputs(weights, batch, training=False)
-        yield batch, _wide(outputs) if isinstance(outputs, Tensor) else outputs
+        with explained("The model cannot answer"):
+            outputs = answer(model, weights, batch)
+        yield batch, outputs
 
 
-def _wide(outputs: Tensor) -> Tensor:
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32)) if outputs.is_floating_point() else outputs
+def answer(model: Model, weights: Params, batch: Batch) -> Any:
+    """The outputs for one batch, in 32 bits at least, with weights in the model's precision."""
+    with torch.no_grad():
+        outputs = model.outputs(weights, batch, training=False)
+    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+        return outputs
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def classes(model: Model, outputs: Tensor) -> Tensor:

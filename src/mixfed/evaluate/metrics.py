@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
+from mixfed.evaluate.many import Owned, same_examples
 from mixfed.evaluate.of_classes import CLASS_METRICS, as_logits, measured
 from mixfed.evaluate.ranking import Recall
 from mixfed.evaluate.registry import METRICS, RECALLS
@@ -79,10 +80,15 @@ def evaluator(
             raise InputError("The mean over clients' own models needs them in one place; use the local test.")
         if not personal and not leads(privates):
             return {}
-        models = (personal(params, p) for _, p in privates.items(CLIENTS)) if personal else iter([params])
-        measured = [_measure_all(model, p, sets, metrics, batch_size) for p in models]
+        measured: list[dict[str, float]] = []
         if personal:
-            measured = [one for part in privates.from_all(measured) for one in part]
+            own = personal
+
+            def owned() -> Iterator[Owned]:
+                return ((client, own(params, private)) for client, private in privates.items(CLIENTS))
+
+            here = _measure_each(model, params, owned, sets, metrics, batch_size)
+            measured = [one for part in privates.from_all(here) for one in part]
         measured = measured or [_measure_all(model, params, sets, metrics, batch_size)]
         return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
 
@@ -101,6 +107,32 @@ def _measure_all(
     for name, data in sets.items():
         values = measure(model, params, data, metrics, batch_size)
         found |= {f"{metric}_{name}" if name else metric: v for metric, v in values.items()}
+    return found
+
+
+def _measure_each(
+    model: Model,
+    common: Params,
+    owned: Callable[[], Iterator[Owned]],
+    sets: Mapping[str, CentralData],
+    metrics: Metrics,
+    batch_size: int,
+) -> list[dict[str, float]]:
+    """The same for each client's own model."""
+    found: list[dict[str, float]] = []
+    for name, data in sets.items():
+        figures: list[Figures] = []
+        first = 0
+        for number, batch, outputs in same_examples(model, common, owned(), data, batch_size):
+            if not number:
+                first = len(figures)
+                figures += [Figures(model, metrics) for _ in outputs]
+            for one, answer in zip(figures[first:], outputs, strict=True):
+                one.add(answer, batch)
+        values = [one.result() for one in figures]
+        found = found or [{} for _ in values]
+        for known, of_set in zip(found, values, strict=True):
+            known.update({f"{metric}_{name}" if name else metric: v for metric, v in of_set.items()})
     return found
 
 

@@ -2,7 +2,7 @@
 
 The local test asks each client's own model about the client's own test examples. The new test does not know whose an
 example is, so it asks the models of all clients that have trained and averages their outputs; or, much cheaper, it
-averages their weights once and asks the one model. Clients are visited one after another: memory does not grow with
+averages their weights once and asks the one model. Clients are visited some at a time: memory does not grow with
 their number. Where several processes simulate clients together, each visits its own.
 """
 
@@ -27,6 +27,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+from mixfed.evaluate.many import own_examples, same_examples
 from mixfed.evaluate.metrics import Figures, Metrics, leads, measure, name_of
 
 
@@ -77,10 +78,9 @@ def local_test(
             found = measure(algorithm.model, params, pooled, metrics) if leads(privates) else {}
         else:
             figures, total = Figures(algorithm.model, metrics), Figures(algorithm.model, metrics)
-            for client, own in models(algorithm.personal, params, privates, chosen):
-                mine = CentralData(data.client(client), data.prepare)
-                for batch, outputs in answers(algorithm.model, own, mine):
-                    figures.add(outputs, batch)
+            owned = models(algorithm.personal, params, privates, chosen)
+            for _, batch, outputs in own_examples(algorithm.model, params, owned, data):
+                figures.add(outputs, batch)
             for parts in privates.from_all(figures.parts()):
                 total.merge(parts)
             found = total.result()
@@ -134,13 +134,13 @@ def ensemble(
         return
     totals: list[Tensor] = []
     count = 0
-    for _, own in models(personal, params, privates):
-        for number, (_, outputs) in enumerate(answers(model, own, data)):
-            if count:
-                totals[number] += outputs
-            else:
-                totals.append(outputs.clone())
-        count += 1
+    for number, _, outputs in same_examples(model, params, models(personal, params, privates), data):
+        total = outputs.sum(0) if isinstance(outputs, Tensor) else reduce(torch.add, outputs)
+        if number == len(totals):
+            totals.append(total)
+        else:
+            totals[number] += total
+        count += 0 if number else len(outputs)
     parts = [part for part in privates.from_all((totals, count)) if part[1]]
     count = sum(some for _, some in parts)
     for number, (batch, _) in enumerate(answers(model, params, data)):

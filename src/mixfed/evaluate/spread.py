@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+from mixfed.evaluate.many import own_examples
 from mixfed.evaluate.metrics import EXAMPLE_METRICS
 from mixfed.evaluate.personal import in_one_place, models
 
@@ -42,10 +42,13 @@ def by_client(
         each = np.concatenate([values(outputs, batch) for batch, outputs in answers(algorithm.model, params, pooled)])
         sizes = data.sizes(clients)
         return np.asarray(np.add.reduceat(each, np.cumsum(sizes) - sizes) / sizes)
-    found = []
-    for batches in _answers_of(algorithm, params, privates, data, clients):
-        found.append(np.concatenate([values(outputs, batch) for batch, outputs in batches]).mean())
-    return np.array([value for part in privates.from_all(found) for value in part])
+    found: dict[int, list[NDArray[np.float64]]] = {}
+    for theirs, batch, outputs in _answers_of(algorithm, params, privates, data, clients):
+        apart = np.split(values(outputs, batch), np.cumsum(list(theirs.values()))[:-1])
+        for client, some in zip(theirs, apart, strict=True):
+            found.setdefault(client, []).append(some)
+    means = [np.concatenate(parts).mean() for parts in found.values()]
+    return np.array([value for part in privates.from_all(means) for value in part])
 
 
 def spread_test(
@@ -83,10 +86,11 @@ def confusion(
     """
     table = np.zeros((classes, classes), np.int64)
     if isinstance(data, FederatedData):
-        found = _answers_of(algorithm, params, privates, data, np.flatnonzero(data.sizes() > 0))
+        of_clients = _answers_of(algorithm, params, privates, data, np.flatnonzero(data.sizes() > 0))
+        found = ((batch, outputs) for _, batch, outputs in of_clients)
     else:
-        found = iter([answers(algorithm.model, params, data)])
-    for batch, outputs in chain.from_iterable(found):
+        found = ((batch, outputs) for batch, outputs in answers(algorithm.model, params, data))
+    for batch, outputs in found:
         single = outputs.shape[-1] == 1
         answered = (outputs.reshape(-1) > 0).long() if single else outputs.argmax(-1)
         np.add.at(table, (batch["y"].long().cpu().numpy(), answered.cpu().numpy()), 1)
@@ -95,8 +99,7 @@ def confusion(
 
 def _answers_of(
     algorithm: Algorithm, params: Params, privates: PrivateStore, data: FederatedData, clients: NDArray[np.int64]
-) -> Iterator[Iterator[tuple[Batch, Any]]]:
+) -> Iterator[tuple[dict[int, int], Batch, Any]]:
     """The answers of each client's own model to its own examples."""
     own = algorithm.personal or (lambda params, private: params)
-    for client, mine in models(own, params, privates, clients):
-        yield answers(algorithm.model, mine, CentralData(data.client(client), data.prepare))
+    return own_examples(algorithm.model, params, models(own, params, privates, clients), data)
