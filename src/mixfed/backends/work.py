@@ -12,7 +12,7 @@ from torch import Tensor
 from mixfed.core import tree
 from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches
-from mixfed.core.tree import Params
+from mixfed.core.layout import channels_last, images_of_steps
 from mixfed.models.parts import AUXILIARY
 from mixfed.transforms.rows.select import RowDelivery
 
@@ -28,8 +28,8 @@ def client_work(
     if picked:
         message, batches = picked.given(message), picked.batches
     if algorithm.model.has_convolutions:
-        batches = replace(batches, fields=_channels_last(batches.fields, steps=True))
-        private = {part: _channels_last(leaves) for part, leaves in private.items()}
+        batches = replace(batches, fields=images_of_steps(batches.fields))
+        private = {part: channels_last(leaves) for part, leaves in private.items()}
     upload, private = algorithm.client(message, private, batches)
     return (replace(upload, values=picked.trimmed(upload.values), rows=picked.ids) if picked else upload), private
 
@@ -106,17 +106,4 @@ def bytes_of_own(algorithm: Algorithm, private: Private) -> int:
 
 def as_convolved(message: Message) -> Message:
     """The message in the memory layout that convolutions like."""
-    return replace(message, payload={k: _channels_last(v) for k, v in message.payload.items()})
-
-
-def _channels_last(params: Params, *, steps: bool = False) -> Params:
-    """Image-shaped tensors in the memory layout that CPU convolutions like; the values are the same."""
-    if steps:  # [steps, batch, channels, height, width]: every step's batch on its own
-        return {n: _each_channels_last(x) if x.ndim == 5 else x for n, x in params.items()}
-    return {n: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for n, x in params.items()}
-
-
-def _each_channels_last(x: Tensor) -> Tensor:
-    """Even where one channel makes both layouts the same, the strides tell convolutions which one to go on with."""
-    y = x.flatten(0, 1).clone(memory_format=torch.channels_last)
-    return y.as_strided(x.shape, (x.shape[1] * y.stride(0), *y.stride()))
+    return replace(message, payload={k: channels_last(v) for k, v in message.payload.items()})

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching, Sample, plan_central
+from mixfed.core.layout import images_of_steps
 from mixfed.core.ledger import Ledger, count_work
 from mixfed.core.model import Model
 from mixfed.core.optim import Memory, Optimizer
@@ -120,7 +121,8 @@ class Server:
         if source not in self.central:
             raise InputError(f"This algorithm needs central data '{source}', and the run was given none.")
         plan = plan_central(source, self.central[source], batching, self.seed, self.round, self.step)
-        return plan.client(0, self.model.device)
+        batches = plan.client(0, self.model.device)
+        return replace(batches, fields=images_of_steps(batches.fields)) if self.model.has_convolutions else batches
 
     def train(
         self,
