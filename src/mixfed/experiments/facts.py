@@ -13,7 +13,7 @@ from mixfed.core.backend import RemoteClients
 from mixfed.core.batches import gather
 from mixfed.core.loop import Result
 from mixfed.data.scenario import Scenario
-from mixfed.data.store import FederatedData
+from mixfed.data.store import CentralData, FederatedData
 from mixfed.evaluate.metrics import EXAMPLE_METRICS
 from mixfed.evaluate.spread import by_client, confusion
 from mixfed.experiments.build import Experiment
@@ -80,9 +80,10 @@ def _clients(experiment: Experiment, result: Result) -> dict[str, Any] | None:
 def _network(experiment: Experiment) -> dict[str, Any]:
     """What it takes to build the network again without the data: sizes, and the kind of its input if it has one."""
     found: dict[str, Any] = {"sizes": sizes_of(experiment.recipe, experiment.scenario)}
-    model, test = experiment.algorithm.model, experiment.scenario.test
+    model, test, source = experiment.algorithm.model, experiment.scenario.test, experiment.scenario.source
     if model.takes_x and len(test):
-        x = gather(test, np.zeros(1, np.int64))["x"]
+        asked = CentralData(source.train, source.prepare) if experiment.recipe.model.cached else test
+        x = gather(asked, np.zeros(1, np.int64))["x"]
         dtype = model.dtype if x.is_floating_point() else x.dtype
         found["input"] = {"shape": list(x.shape[1:]), "dtype": str(dtype).removeprefix("torch.")}
     return found

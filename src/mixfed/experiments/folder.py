@@ -46,7 +46,8 @@ from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
 _OF_A_FEDERATION = ("deadline", "ttl", "assemble", "poll")
-MAY_CHANGE = ("data.folder", "home", "simulator.timeout", *(f"federation.{name}" for name in _OF_A_FEDERATION))
+_FOLDERS = ("data.folder", "data.cache", "home")
+MAY_CHANGE = (*_FOLDERS, "simulator.timeout", *(f"federation.{name}" for name in _OF_A_FEDERATION))
 """Settings that a resumed run may be given anew; the number of rounds may also be raised."""
 
 CHOOSE_FOR_ME = {"simulator.executor": "auto", "simulator.threads": 0, "simulator.chunk": 0, "simulator.cores": 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from mixfed.experiments.auxiliary import beside_head
 from mixfed.experiments.recipe import ModelSection, Recipe
 from mixfed.experiments.schema import is_own, parameters
 from mixfed.models import MODELS
+from mixfed.models.chain import Chain
 from mixfed.models.weights import load_weights
 
 
@@ -47,6 +48,20 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
 
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
+    """What trains: the network, or the parts of it that the recipe names."""
+    return _chained(whole_network(recipe, sizes), recipe.model.trained)
+
+
+def answering_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
+    """What answers to examples as they are: the parts that are run once, and on their features those that train."""
+    return _chained(whole_network(recipe, sizes), [*recipe.model.cached, *recipe.model.trained])
+
+
+def _chained(network: nn.Module, steps: Sequence[str]) -> nn.Module:
+    return Chain(network, steps) if steps else network
+
+
+def whole_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
     """The network itself, with the ``sizes`` that the data determine, as it is before any training."""
     section = recipe.model
     with torch.random.fork_rng(devices=[]):
@@ -99,7 +114,7 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     section, source, clients = recipe.model, scenario.source, scenario.clients
     if "x" not in clients.arrays:
         return {}
-    shape = clients.arrays["x"].shape[1:]
+    shape = (source.train if section.cached else clients.arrays)["x"].shape[1:]
     wanted = parameters(_maker(recipe))
     outputs = _outputs(section.criterion, source, clients.arrays.get("y"))
     known = {"inputs": int(np.prod(shape)), "outputs": outputs}

@@ -85,11 +85,13 @@ class Data:
     set, or ``test_share`` the share of all examples;
     ``validation`` is the share of the training part that is kept apart to tune on. ``own_test`` and
     ``own_validation`` are the shares of every client's own examples that its own model is tested and tuned on.
-    ``label_noise`` is the share of the clients' training examples whose label is drawn at random.
+    ``label_noise`` is the share of the clients' training examples whose label is drawn at random. ``cache`` is a folder
+    in which features (``model.cached``) are kept from run to run; without one they are computed in every run.
     """
 
     source: str = "digits"
     folder: str = ""
+    cache: str = ""
     held_out: float = 0.0
     test_share: float = 0.0
     validation: float = 0.0
@@ -122,6 +124,10 @@ class ModelSection:
     file of that path, if there is one; ``weights_parts`` says which parts of it do
     (:func:`mixfed.models.weights.load_weights`). What matches a pattern in ``frozen`` is neither trained nor sent, and
     with ``buffers = "frozen"`` BatchNorm keeps the statistics that it starts with (:class:`mixfed.core.model.Model`).
+
+    ``trained`` are the parts of the network that a run has, one after the other (none named: the whole network), and
+    ``cached`` those before them: they are run once over all examples, whose place their answers take
+    (:mod:`mixfed.experiments.features`). Steps are as :class:`mixfed.models.chain.Chain` has them.
     """
 
     name: str = "mlp"
@@ -131,6 +137,8 @@ class ModelSection:
     weights: str = ""
     weights_parts: dict[str, str] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
+    cached: list[str] = field(default_factory=list)
+    trained: list[str] = field(default_factory=list)
     options: Table = field(
         default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True, left_open=SIZES)
     )

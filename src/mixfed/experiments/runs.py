@@ -103,6 +103,11 @@ class Dealer:
         self._last: tuple[Recipe, Scenario] | None = None
 
     def __call__(self, recipe: Recipe) -> Scenario:
-        if self._last is None or (self._last[0].seed, self._last[0].data) != (recipe.seed, recipe.data):
+        if self._last is None or _decides_data(self._last[0]) != _decides_data(recipe):
             self._last = (recipe, build_scenario(recipe))
         return self._last[1]
+
+
+def _decides_data(recipe: Recipe) -> tuple[Any, ...]:
+    """The settings that the data depend on; features are those of a network."""
+    return recipe.seed, recipe.data, recipe.model if recipe.model.cached else None

@@ -33,6 +33,16 @@ from mixfed.experiments.schema import check, is_own, parameters
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
+    """Who holds what, with features in the place of examples where the recipe has parts of the network run once."""
+    dealt = _dealt(recipe)
+    if not recipe.model.cached:
+        return dealt
+    from mixfed.experiments.features import with_features
+
+    return with_features(recipe, dealt)
+
+
+def _dealt(recipe: Recipe) -> Scenario:
     """Loads the source and deals its examples to clients and centre; held-out examples are the same for all seeds."""
     if recipe.theory.rho:
         raise InputError(f"{recipe.name} has curves in closed form and no data to deal; draw them with 'mixfed run'.")

@@ -19,7 +19,7 @@ from mixfed.errors import InputError, explained, from_extra
 from mixfed.experiments import objects
 from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder, identity
-from mixfed.experiments.networks import build_network
+from mixfed.experiments.networks import answering_network
 from mixfed.experiments.recipe import Recipe
 from mixfed.models.weights import read_weights
 
@@ -102,7 +102,7 @@ def _network(run: RunFolder, recipe: Recipe) -> nn.Module:
         raise InputError(f"The run in {run.path} is of Python objects; give its network again, with network=….")
     if recipe.auxiliary.kind != "none":
         return copy.deepcopy(build(recipe).algorithm.model.network())
-    return build_network(recipe, run.known_facts().get("network", {}).get("sizes", {}))
+    return answering_network(recipe, run.known_facts().get("network", {}).get("sizes", {}))
 
 
 def _of_client(run: RunFolder, recipe: Recipe, params: Params, client: int) -> Params:

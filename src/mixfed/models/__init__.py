@@ -15,6 +15,7 @@ _HOMES = {
     "cnn": ("networks", "cnn"),
     "lenet5": ("lenet", "lenet5"),
     "resnet18": ("resnet", "ResNet18"),
+    "efficientnet_lite0": ("efficientnet", "efficientnet_lite0"),
     "vit": ("vit", "ViT"),
     "bilstm": ("bilstm", "BiLSTM"),
     "vqa": ("vqa", "QuestionAnswering"),

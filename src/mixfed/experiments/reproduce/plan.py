@@ -20,7 +20,7 @@ from mixfed.experiments.texts import setting
 Chosen = Mapping[str, Any]
 """Settings that tuning chose, by key."""
 
-FREE = ("simulator.", "checkpoint.", "device", "data.folder", "stop.minutes")
+FREE = ("simulator.", "checkpoint.", "device", "data.folder", "data.cache", "stop.minutes")
 """Settings that a run may be given anew and stays the run that it is."""
 
 _NOT_IN_FINGERPRINT = (
@@ -146,7 +146,7 @@ def tuning_request(definition: Definition, method: Method, asked: Asked | None =
 def what_is_said(written: Table) -> Table:
     """What decides a run, of a table before defaults are filled in."""
     table = {key: value for key, value in written.items() if key not in _NOT_IN_FINGERPRINT}
-    table["data"] = {key: value for key, value in table.get("data", {}).items() if key != "folder"}
+    table["data"] = {key: value for key, value in table.get("data", {}).items() if key not in ("folder", "cache")}
     name = table.get("algorithm", "")
     options = table.get("algorithms", {})
     used = {name, *(value for value in options.get(name, {}).values() if isinstance(value, str))}
