@@ -66,6 +66,19 @@ def test_tables_of_cells_and_labels_and_claims(tmp_path: Path) -> None:
     assert "| The oracle is ahead | **holds partly** |" in made  # two seeds: t is 12.7
 
 
+def test_who_is_ahead_in_every_cell_and_by_how_much(tmp_path: Path) -> None:
+    block = "<!-- winners tiny accuracy -->\n<!-- end -->"
+    unsure = page(block, found(tmp_path))
+    assert "| slow | Oracle | 0.520 ± 0.014 | FedAvg | 0.100 ± 0.127 |" in unsure  # two seeds: t is 12.7
+    assert "Ahead: Oracle in 2 of 2 cells." in unsure
+    sure = page(block, found(tmp_path, {"FedAvg": [0.40, 0.44], "Oracle": [0.50, 0.542]}))
+    assert "| slow | **Oracle** | 0.521 ± 0.030 | FedAvg | 0.101 ± 0.013 |" in sure
+    by_loss = page("<!-- winners tiny loss: FedAvg; Oracle -->\n<!-- end -->", found(tmp_path))
+    assert "| fast | Oracle | 0.480 ± 0.014 | FedAvg | 0.100 ± 0.127 |" in by_loss
+    with pytest.raises(InputError, match="did you mean 'Oracle'"):
+        page("<!-- winners tiny accuracy: Oracel -->\n<!-- end -->", found(tmp_path))
+
+
 def test_numbers_in_prose(tmp_path: Path) -> None:
     find = found(tmp_path)
     for arguments, told in {

@@ -13,6 +13,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixfed.errors import InputError
@@ -21,6 +22,10 @@ from mixfed.experiments.signatures import Parameter, parameters_of, takes_any_ke
 T = TypeVar("T")
 Table = dict[str, Any]
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+"""The type of every field of a section, found once: a table asks for them hundreds of times."""
 
 
 Own = Callable[[str, str], Callable[..., Any]]
@@ -58,7 +63,7 @@ def parameters(function: Callable[..., Any], hidden: Iterable[str] = ()) -> dict
 def read(cls: type[T], table: Mapping[str, Any], own: Own, known: Sequence[str] = (), path: str = "") -> T:
     """The dataclass that a table describes, complete with defaults; ``known`` are all keys of the whole recipe."""
     known = known or keys(cls, table, own)
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     values: dict[str, Any] = {}
     plain, chooser = _fields(cls)
     for item in plain:
@@ -91,7 +96,7 @@ def read_options(
 def keys(cls: Any, table: Mapping[str, Any], own: Own, path: str = "") -> list[str]:
     """Every dotted key that a recipe with these choices may have."""
     found: list[str] = []
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     plain, chooser = _fields(cls)
     for item in plain:
         if is_dataclass(hints[item.name]):
@@ -123,7 +128,7 @@ def write(section: Any) -> Table:
 def drop_stale(cls: Any, table: Table, parts: Sequence[str], old: Any, own: Own) -> None:
     """After the choice at ``parts`` changed from ``old``, forgets the options that the new choice does not have."""
     for name in parts[:-1]:
-        hint = get_type_hints(cls).get(name)
+        hint = types_of(cls).get(name)
         if not is_dataclass(hint):
             return
         cls, table = hint, table[name]

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mixfed.errors import InputError
 from mixfed.experiments.reproduce.definition import Definition, Method, term_of
-from mixfed.experiments.reproduce.judge import NOT_TRIED, combined, difference, judge, term_values, values_of
+from mixfed.experiments.reproduce.judge import (
+    NOT_TRIED,
+    combined,
+    difference,
+    judge,
+    smaller_is_better,
+    term_values,
+    values_of,
+)
 from mixfed.experiments.reproduce.papers import PAPERS, PaperClaim, claims_of
 from mixfed.experiments.reproduce.store import Record, Stored
 from mixfed.experiments.reproduce.tables import NOTHING, Rows, evidence, number, paper, shown
@@ -131,6 +139,51 @@ def claims(arguments: str, find: Found) -> str:
     ]
     lines = markdown(["claim", "verdict", "evidence"], rows).splitlines()
     return "\n".join([lines[0], "|---|---|---|", *lines[2:]])
+
+
+def winners(arguments: str, find: Found) -> str:
+    """``NAME METRIC[: LABEL; …]``: for each cell the best of all methods, or of these, and its lead over the second.
+
+    The lead is a mean of paired differences over seeds with its 95% interval; a winner is in bold if all of that is
+    above 0.
+    """
+    spec, _, listed = arguments.partition(":")
+    words = spec.split(maxsplit=1)
+    definition, stored = find(words[0] if words else "")
+    if not stored.runs:
+        return nothing_stored(definition)
+    metric = words[1].strip() if len(words) > 1 else definition.metric
+    items = [item.strip() for item in listed.split(";") if item.strip()]
+    methods = [definition.method(item).label for item in items] or [method.label for method in definition.runs]
+    found = [_won(definition, stored, methods, cell.label, metric) for cell in definition.cells]
+    table = markdown(["", "ahead", metric, "second", "by"], [row for row, _ in found])
+    won = [winner for _, winner in found if winner]
+    counts = [f"{label} in {won.count(label)}" for label in sorted(set(won), key=lambda label: -won.count(label))]
+    told = f"Ahead: {', '.join(counts)} of {len(won)} cells.\n\n" if won else ""
+    return f"{table}\n\n{told}{caption(definition, stored)}"
+
+
+def _won(definition: Definition, stored: Stored, methods: list[str], cell: str, metric: str) -> tuple[list[str], str]:
+    """A row of the table, and who is ahead; nobody where fewer than two methods have run, or one of them stopped."""
+    figures: dict[str, dict[int, float]] = {}
+    for label in methods:
+        values = values_of(definition, stored, label, cell, metric)
+        numbers = {seed: value for seed, value in values.items() if value is not None}
+        if numbers and len(numbers) == len(values):
+            figures[label] = numbers
+    sign = -1.0 if smaller_is_better(metric) else 1.0
+    ranked = sorted(figures, key=lambda label: -sign * sum(figures[label].values()) / len(figures[label]))
+    if len(ranked) < 2:
+        return [cell, NOTHING, NOTHING, NOTHING, NOTHING], ""
+    first, second = ranked[:2]
+    shared = figures[first].keys() & figures[second].keys()
+    if not shared:
+        return [cell, first, NOTHING, second, NOTHING], first
+    lead = difference({seed: sign * (figures[first][seed] - figures[second][seed]) for seed in sorted(shared)})
+    by = number(definition, metric, lead.mean)
+    by += "" if lead.half is None else f" ± {number(definition, metric, lead.half)}"
+    told = f"**{first}**" if lead.low > 0 else first
+    return [cell, told, shown(definition, metric, list(figures[first].values())), second, _signed(by)], first
 
 
 def tuning(arguments: str, find: Found) -> str:

@@ -35,6 +35,7 @@ Block = Callable[[str, Found], str]
 BLOCKS: dict[str, Block] = {
     "table": blocks.table,
     "claims": blocks.claims,
+    "winners": blocks.winners,
     "tuning": blocks.tuning,
     "summary": blocks.summary,
     "experiments": blocks.experiments,
