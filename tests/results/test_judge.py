@@ -56,6 +56,10 @@ def test_pairs_decide_not_overlapping_bars(tmp_path: Path) -> None:
         ('order = ["B", "A"]', [0.6, 0.61, 0.6], "does not hold"),
         ('ahead = ["A"]\nof = [0.55]', [0.6, 0.61, 0.6], "holds"),
         ('ahead = ["A - B"]\nof = [0.05]', [0.6, 0.61, 0.6], "holds"),
+        ('ahead = ["A / B"]\nof = [1.1]', [0.6, 0.61, 0.6], "holds"),
+        ('ahead = ["A / B"]\nof = [1.3]', [0.6, 0.61, 0.6], "does not hold"),
+        ('near = ["A / B"]\nof = [1.0]\nby = 0.05\nmetric = "ledger.bytes_up"', [0.6, 0.61, 0.6], "holds"),
+        ('ahead = ["A / B"]\nof = [0.9]\nmetric = "ledger.bytes_up"', [0.6, 0.61, 0.6], "does not hold"),
         ('ahead = ["A"]\nof = ["B"]\nmetric = "loss"', [0.6, 0.61, 0.6], "holds"),  # loss is 1 − accuracy there
         ('ahead = ["B"]\nof = ["A"]\nmetric = "loss"', [0.6, 0.61, 0.6], "does not hold"),
     ],

@@ -13,9 +13,10 @@ from mixfed.cli import app
 from mixfed.errors import InputError
 from mixfed.experiments.reproduce.check import problems
 from mixfed.experiments.reproduce.definition import load
-from mixfed.experiments.reproduce.plan import Key, plan
+from mixfed.experiments.reproduce.plan import Key, plan, tuning_request
 from mixfed.experiments.reproduce.runs import missing
 from mixfed.experiments.reproduce.store import Store, sealed
+from mixfed.experiments.reproduce.tuning import command as tuning_command
 from mixfed.experiments.request import Request
 from mixfed.experiments.texts import packaged
 from mixfed.experiments.tune import grids, points
@@ -83,6 +84,15 @@ def test_settings_are_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     edited["tuning"][0] = sealed(edited["tuning"][0] | {"chosen": {"server.learning_rate": 0.001}})
     store.path("tiny").write_text(json.dumps(edited))
     assert any("not the best of its trials" in problem for problem in problems(store, None, str(path)))
+
+
+def test_trials_have_the_rounds_of_the_experiment_unless_told(tmp_path: Path) -> None:
+    text = TINY.replace('algorithm = "fedavg"', 'algorithm = "fedavg"\ngrid = {"server.learning_rate" = [0.5, 1.0]}')
+    for more, rounds in (("", "--rounds 4"), ("rounds = 3\n", "--rounds 3")):
+        definition = load(str(tiny(tmp_path, f"{text}\n[tune]\ntrials = 2\n{more}")))
+        method = definition.method("FedAvg")
+        assert tuning_request(definition, method).options["rounds"] == int(rounds.split()[1])
+        assert rounds in tuning_command(definition, method)
 
 
 def _edit(table: dict[str, Any], path: str, value: Any) -> None:

@@ -234,11 +234,17 @@ def _refuse_claim(found: Definition, claim: Claim) -> None:
 
 
 def term_of(text: str) -> list[tuple[str, str]]:
-    """``LABEL``, ``LABEL @ CELL``, or the difference ``A - B`` of two such, as pairs of label and cell."""
-    parts = [part.partition(" @ ") for part in text.split(" - ")]
+    """``LABEL``, ``LABEL @ CELL``, or the difference ``A - B`` or the quotient ``A / B`` of two such, as pairs of label
+    and cell."""
+    parts = [part.partition(" @ ") for part in re.split(" [-/] ", text)]
     if len(parts) > 2:
-        raise InputError(f"'{text}' is neither a label nor the difference of two")
+        raise InputError(f"'{text}' is neither a label nor the difference or quotient of two")
     found = [(label.strip(), cell.strip()) for label, _, cell in parts]
     if len(found) == 2 and not found[0][1]:  # "A - B @ CELL" is of one cell
         found[0] = (found[0][0], found[1][1])
     return found
+
+
+def is_quotient(term: Any) -> bool:
+    """Whether a term is a share of something, and not an amount."""
+    return isinstance(term, str) and " / " in term

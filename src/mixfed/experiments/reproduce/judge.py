@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from mixfed.experiments.reproduce.definition import Claim, Definition, term_of
+from mixfed.experiments.reproduce.definition import Claim, Definition, is_quotient, term_of
 from mixfed.experiments.reproduce.plan import Key
 from mixfed.experiments.reproduce.store import Record, Stored
 from mixfed.experiments.scores import small_is_good
@@ -102,11 +102,16 @@ def term_values(definition: Definition, stored: Stored, term: Any, cell: str, me
     if len(found) == 1:
         return found[0]
     a, b = found
-    return {seed: _minus(a[seed], b[seed]) for seed in a if seed in b}
+    of_both = _over if is_quotient(term) else _minus
+    return {seed: of_both(a[seed], b[seed]) for seed in a if seed in b}
 
 
 def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a - b
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
 
 
 def difference(values: Mapping[int, float]) -> Difference:

@@ -138,8 +138,9 @@ def tuning_request(definition: Definition, method: Method, asked: Asked | None =
     cell = definition.cell(definition.tune.cell).label
     own = [*settings_at(definition, method, cell), *definition.tune.set]
     request = _request(definition, method, own, asked)
-    if definition.tune.rounds:
-        request.options["rounds"] = definition.tune.rounds
+    rounds = definition.tune.rounds or method.rounds or definition.rounds
+    if rounds:
+        request.options["rounds"] = rounds
     return request
 
 

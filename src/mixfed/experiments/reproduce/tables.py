@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mixfed.experiments.report.tables import amount
-from mixfed.experiments.reproduce.definition import Definition
+from mixfed.experiments.reproduce.definition import Definition, is_quotient
 from mixfed.experiments.reproduce.judge import judge, values_of
 from mixfed.experiments.reproduce.store import Record, Stored
 from mixfed.experiments.scores import spread_of
@@ -100,6 +100,8 @@ def evidence(definition: Definition, entry: Record) -> str:
 
 
 def _interval(definition: Definition, metric: str, comparison: Record) -> str:
+    if metric.startswith("ledger.") and is_quotient(comparison["a"]):
+        return f"{comparison['ahead']:.3f}".replace("-", "−")
     if metric.startswith("ledger."):
         sign = "−" if comparison["ahead"] < 0 else ""
         return sign + cost(metric.removeprefix("ledger."), abs(comparison["ahead"]))

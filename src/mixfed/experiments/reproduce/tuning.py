@@ -76,7 +76,8 @@ def command(definition: Definition, method: Method) -> str:
     for key, values in method.grid.items():
         words += ["--grid", f"{key}={','.join(_text(value) for value in values)}"]
     words += ["--trials", str(how.trials), "--metric", definition.metric, "--last", str(how.last), "--on", how.on]
-    words += ["--seeds", ",".join(map(str, how.seeds)), *(["--rounds", str(how.rounds)] if how.rounds else [])]
+    words += ["--seeds", ",".join(map(str, how.seeds))]
+    words += ["--rounds", str(request.options["rounds"])] if "rounds" in request.options else []
     return shlex.join([*words, *(word for text in request.settings for word in ("--set", text))])
 
 
