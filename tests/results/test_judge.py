@@ -117,5 +117,7 @@ def test_figures_of_a_run() -> None:
     assert figure_of(record, "accuracy (last)", 2) == 0.7
     assert figure_of(record, "accuracy (10)", 2) == 0.5
     assert figure_of(record, "ledger.sent", 2) == 30
+    assert figure_of(record, "ledger.sent (10 down)", 2) == 120
+    assert figure_of(record, "ledger.sent (ten down)", 2) is None
     assert figure_of(record, "ledger.server_flops_per_round", 2) == 2
     assert figure_of(record, "unknown", 2) is None

@@ -20,6 +20,7 @@ Intervals are not corrected for the number of claims.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from mixfed.experiments.scores import small_is_good
 
 HOLDS, PARTLY, DOES_NOT, NOT_TRIED = "holds", "holds partly", "does not hold", "not tried here"
 DIGITS = 5
+SENT = re.compile(r"sent(?: \((\d+) down\))?")
+"""A cost that is counted in parameters."""
 Values = Mapping[int, float | None]
 """A figure by seed; None for a run that stopped."""
 
@@ -76,10 +79,15 @@ def figure_of(record: Record, metric: str, last: int) -> float | None:
 
 
 def cost_of(record: Record, name: str) -> float | None:
-    """An entry of a run's ledger; ``sent`` is the number of parameters down and up, of 4 bytes each."""
+    """An entry of a run's ledger; ``sent`` is the number of parameters down and up, of 4 bytes each.
+
+    ``sent (10 down)`` counts what goes down ten times: some count a model as sent to all devices, of which a tenth is
+    asked.
+    """
     ledger = record["ledger"]
-    if name == "sent":
-        return (ledger["bytes_down"] + ledger["bytes_up"]) / 4 if "bytes_up" in ledger else None
+    sent = SENT.fullmatch(name)
+    if sent:
+        return (int(sent[1] or 1) * ledger["bytes_down"] + ledger["bytes_up"]) / 4 if "bytes_up" in ledger else None
     if name.endswith("_per_round"):
         value = ledger.get(name.removesuffix("_per_round"))
         return None if value is None else value / max(record["rounds"], 1)

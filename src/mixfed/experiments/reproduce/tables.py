@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mixfed.experiments.report.tables import amount
 from mixfed.experiments.reproduce.definition import Definition, is_quotient
-from mixfed.experiments.reproduce.judge import judge, values_of
+from mixfed.experiments.reproduce.judge import SENT, judge, values_of
 from mixfed.experiments.reproduce.store import Record, Stored
 from mixfed.experiments.scores import spread_of
 
@@ -41,7 +41,7 @@ def number(definition: Definition, metric: str, value: float) -> str:
 
 def cost(name: str, value: float) -> str:
     """An entry of the ledger."""
-    if name == "sent":
+    if SENT.fullmatch(name):
         return f"{value / 1e6:,.1f} M"
     return amount(name.removesuffix("_per_round"), value)
 
