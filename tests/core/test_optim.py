@@ -101,6 +101,15 @@ def test_rate_decays_once_per_round() -> None:
     assert float(optimizer.step(x, x, {}, round=3)[0]["x"]) == pytest.approx(0.9)
 
 
+def test_rate_decays_with_the_inverse_of_the_round() -> None:
+    optimizer = optim.sgd(0.6, inverse_decay=0.5)
+    assert [optimizer.rate(t) for t in range(3)] == pytest.approx([0.6, 0.4, 0.3])
+    assert not optimizer.is_constant
+    assert optim.sgd(0.6).is_constant
+    with pytest.raises(InputError, match="inverse decay of a learning rate"):
+        optim.sgd(0.6, inverse_decay=-1.0)
+
+
 def test_leaves_without_a_gradient_pass_through() -> None:
     params = {"x": torch.ones(2), "statistics": torch.ones(2)}
     optimizer = optim.sgd(0.5, momentum=0.9)

@@ -65,6 +65,20 @@ def test_a_minimax_step_by_hand(executor: str) -> None:
         assert result.ledger["bytes_up"] == 2 * 8
 
 
+def test_steps_in_turn_by_hand() -> None:
+    # The numbers of the test before, in the paper's order.
+    # ℓ: ∂ℓ = −1·g − λ·(−0.5)·a = −2 + 0.5 = −1.5, ℓ ← 1.15.
+    # g: residual 2·1.15 − 3 = −0.7, ∂g = −0.7·1.15 = −0.805, g ← 2.0805.
+    # a: residual 0.5·1.15 − 1 = −0.425, ∂a = −0.425·1.15 = −0.48875, a ← 0.548875.
+    module = Parts(linear(1.0), linear(2.0), linear(0.5), squared_adversary)
+    model = Model(module, first_only(squared_error), forward=lambda m, batch: m(batch), dtype=torch.float64)
+    data = FederatedData.from_datasets([{"x": np.ones((1, 1)), "y": np.full(1, 3.0), "protected": np.ones((1, 1))}] * 2)
+    trainer = Minimax(model, sgd(0.1), Batching(0, steps=1), strength=2.0, in_turn=True)
+    result = run(fedavg(trainer), data, rounds=1, cohort=2, backend=Simulator("loop"))
+    for name, value in {"encoder.weight": 1.15, "head.weight": 2.0805, "auxiliary.weight": 0.548875}.items():
+        assert float(result.params[name]) == pytest.approx(value, abs=1e-12)
+
+
 def census(clients: int = 3, examples: int = 120) -> FederatedData:
     """y depends on x₀, the protected attribute shows in x₁; ragged clients."""
     draw = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from mixfed.core.train import LocalTrainer, Move
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
-from mixfed.models.parts import AUXILIARY
+from mixfed.models.parts import AUXILIARY, ENCODER
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,13 @@ class Minimax(LocalTrainer):
 
     For each batch: a ← a − η∇L_a, ``adversary_steps`` times, then (ℓ, g) ← (ℓ, g) − η∇(L_g − λL_a). ``strength`` is λ;
     in the first ``pretrain`` rounds it is 0, so that the representation and the adversary know something before they
-    compete.
+    compete. With ``in_turn`` the three take their steps one after the other as in the paper: ℓ, then g, then a.
     """
 
     strength: float = 1.0
     pretrain: int = 0
     adversary_steps: int = 1
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +48,7 @@ class Minimax(LocalTrainer):
         return super().same_in_every_round and not self.pretrain
 
     def moves(self, loss: Loss, round: int) -> list[Move]:
-        """The adversary against the representation as it is, then the others against the adversary."""
+        """The adversary against the representation as it is and the others against the adversary, or in turn."""
         strength = self.strength if round >= self.pretrain else 0.0
         against = tuple(name for name in self.model.trainable if name.startswith(AUXILIARY))
         others = tuple(name for name in self.model.trainable if name not in against)
@@ -56,7 +57,12 @@ class Minimax(LocalTrainer):
             value = loss(params, batch)
             return value - strength * self.adversary_loss(params, batch) if self.strength else value
 
-        return [Move(self.adversary_loss, against)] * self.adversary_steps + [Move(dual, others)]
+        adversary = [Move(self.adversary_loss, against)] * self.adversary_steps
+        if not self.in_turn:
+            return [*adversary, Move(dual, others)]
+        encoder = tuple(name for name in others if name.startswith(ENCODER))
+        head = tuple(name for name in others if name not in encoder)
+        return [*(Move(dual, names) for names in (encoder, head) if names), *adversary]
 
     def adversary_loss(self, params: Params, batch: Batch) -> Tensor:
         """L_a: the adversary's mean loss over the real examples of the batch."""

@@ -184,7 +184,7 @@ def _fallback(setup: Setup, name: str) -> Fallback | Algorithm:
     Of another algorithm Feddle needs a change or a model from one population of clients, and says so where it is not.
     """
     server = setup.server
-    if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.decay == 1.0:
+    if name in ("fedbuff", "fedavg") and server.is_plain_sgd and server.is_constant:
         return like_fedbuff(server.learning_rate) if name == "fedbuff" else like_fedavg(server.learning_rate)
     made = base_of(name).make(setup)
     return replace(made, lateness=replace(made.lateness, buffer=0))

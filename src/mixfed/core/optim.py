@@ -26,10 +26,10 @@ Memory = dict[str, Any]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """x ← x − η·decayᵗ·direction(gradient, memory).
+    """x ← x − ηₜ·direction(gradient, memory), ηₜ = η·decayᵗ/(1 + inverse_decay·t) in round t.
 
     ``init`` makes the memory (a tree, so that it can be checkpointed) and ``direction`` returns the step's direction
-    and the next memory. ``decay`` multiplies the rate once per round t.
+    and the next memory.
     """
 
     rule: str
@@ -37,14 +37,21 @@ class Optimizer:
     init: Callable[[Params], Memory]
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
     decay: float = 1.0
+    inverse_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
         _require(self.decay, "The decay of a learning rate", "above 0 and at most 1", lambda x: 0 < x <= 1)
+        _require(self.inverse_decay, "The inverse decay of a learning rate", "at least 0", lambda x: x >= 0)
 
     def rate(self, round: int) -> float:
-        """η·decayᵗ."""
-        return float(self.learning_rate * self.decay**round)
+        """ηₜ."""
+        return float(self.learning_rate * self.decay**round / (1 + self.inverse_decay * round))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rate is the same in every round."""
+        return self.decay == 1 and self.inverse_decay == 0
 
     def step(self, params: Params, gradient: Params, memory: Memory, round: int = 0) -> tuple[Params, Memory]:
         """One update of the leaves that the gradient names; other leaves pass through."""
@@ -65,6 +72,7 @@ def sgd(
     nesterov: bool = False,
     weight_decay: float = 0.0,
     decay: float = 1.0,
+    inverse_decay: float = 0.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
     _require(momentum, "Momentum", "at least 0 and below 1", _share)
@@ -86,7 +94,7 @@ def sgd(
     rule = (
         "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
     )
-    return Optimizer(rule, learning_rate, init, direction, decay)
+    return Optimizer(rule, learning_rate, init, direction, decay, inverse_decay)
 
 
 def adam(

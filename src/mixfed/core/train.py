@@ -111,7 +111,7 @@ class LocalTrainer:
     @property
     def same_in_every_round(self) -> bool:
         """Whether training does not depend on the number of the round."""
-        return self.optimizer.decay == 1
+        return self.optimizer.is_constant
 
     def train(
         self,

@@ -72,6 +72,7 @@ def against_adversary(recipe: Recipe, trainer: LocalTrainer) -> LocalTrainer:
         strength=how.weight,
         pretrain=how.pretrain,
         adversary_steps=how.steps,
+        in_turn=how.in_turn,
     )
 
 

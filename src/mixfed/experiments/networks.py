@@ -23,6 +23,7 @@ from mixfed.experiments.auxiliary import beside_head
 from mixfed.experiments.recipe import ModelSection, Recipe
 from mixfed.experiments.schema import is_own, parameters
 from mixfed.models import MODELS
+from mixfed.models.augment import augment
 from mixfed.models.chain import Chain
 from mixfed.models.weights import load_weights
 
@@ -49,7 +50,9 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
     """What trains: the network, or the parts of it that the recipe names."""
-    return _chained(whole_network(recipe, sizes), recipe.model.trained)
+    if recipe.model.augment and recipe.model.cached:
+        raise InputError("model.augment changes images in every step, so that model.cached cannot run them once.")
+    return augment(_chained(whole_network(recipe, sizes), recipe.model.trained), recipe.model.augment)
 
 
 def answering_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:

@@ -128,6 +128,7 @@ class ModelSection:
     ``trained`` are the parts of the network that a run has, one after the other (none named: the whole network), and
     ``cached`` those before them: they are run once over all examples, whose place their answers take
     (:mod:`mixfed.experiments.features`). Steps are as :class:`mixfed.models.chain.Chain` has them.
+    ``augment`` are random changes of images in training (:func:`mixfed.models.augment.augment`).
     """
 
     name: str = "mlp"
@@ -139,6 +140,7 @@ class ModelSection:
     frozen: list[str] = field(default_factory=list)
     cached: list[str] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
+    augment: list[str] = field(default_factory=list)
     options: Table = field(
         default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True, left_open=SIZES)
     )
@@ -149,8 +151,9 @@ class Auxiliary:
     """A model beside the network's head that looks at the representation after ``layers`` layers.
 
     Its loss counts with ``weight``. An adversary reads protected attributes, and ``weight`` is λ of the minimax, which
-    begins after ``pretrain`` rounds and has ``steps`` of the adversary for each of its opponent's. The parameters are
-    named ``encoder.``, ``head.`` and ``auxiliary.``.
+    begins after ``pretrain`` rounds and has ``steps`` of the adversary for each of its opponent's: before it, or with
+    ``in_turn`` after one of the encoder and one of the head, as in the paper. The parameters are named ``encoder.``,
+    ``head.`` and ``auxiliary.``.
     """
 
     kind: Literal["none", "supervised", "autoencoder", "rotation", "jigsaw", "adversary"] = "none"
@@ -160,6 +163,7 @@ class Auxiliary:
     dropout: float = 0.0
     pretrain: int = 0
     steps: int = 1
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from mixfed.models.networks import mlp
 Task = Callable[[Any, Tensor, Batch], Tensor]
 """One loss per example from the network in parts, the representation and the batch."""
 
-AUXILIARY = "auxiliary."
-"""How the names of an auxiliary model's parameters begin."""
+AUXILIARY, ENCODER = "auxiliary.", "encoder."
+"""How the names of the parameters of an auxiliary model, and of ℓ, begin."""
 
 ORDERS = list(permutations(range(4)))
 """The 24 ways to lay out four quarters of an image."""

