@@ -57,6 +57,16 @@ def test_a_table_of_methods(tmp_path: Path) -> None:
     assert page(made, found(tmp_path)) == made
 
 
+def test_what_a_run_does_not_measure_is_no_run_that_stopped(tmp_path: Path) -> None:
+    find = found(tmp_path)
+    text = "<!-- table tiny methods @ fast: accuracy; G2 -->\n<!-- end -->\n"
+    assert "| FedAvg | 0.420 ± 0.028 | – |" in page(text, find)
+    runs = find("tiny")[1].runs
+    for key in runs:
+        runs[key] |= {"stopped": "every update was not finite"}
+    assert "| FedAvg | stopped | stopped |" in page(text, find)
+
+
 def test_tables_of_cells_and_labels_and_claims(tmp_path: Path) -> None:
     find = found(tmp_path)
     assert "| slow | 0.420 ± 0.028 | 0.520 ± 0.014 |" in page("<!-- table tiny cells -->\n<!-- end -->", find)

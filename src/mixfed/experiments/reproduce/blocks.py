@@ -65,6 +65,9 @@ def _cell(definition: Definition, stored: Stored, method: Method, cell: str, met
     if metric.startswith("paper "):
         return paper(definition, method.label, cell, metric.removeprefix("paper "))
     values = list(values_of(definition, stored, method.label, cell, metric).values())
+    runs = [record for key, record in stored.runs.items() if (key.label, key.cell) == (method.label, cell)]
+    if not any(value is not None for value in values) and not any(record.get("stopped") for record in runs):
+        return NOTHING  # this is not measured in such runs
     return shown(definition, metric, values)
 
 
