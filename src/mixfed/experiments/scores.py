@@ -60,6 +60,14 @@ def spread_of(values: Sequence[float | None]) -> dict[str, Any]:
     return {"mean": float(np.mean(numbers)), "spread": spread, "values": list(values)}
 
 
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half the width of Student's 95% interval of the mean, t₀.₉₇₅(n − 1)·s/√n; there is none of one value."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    return float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else None
+
+
 def small_is_good(metric: str) -> bool:
     """Whether the smaller value of the metric is the better one."""
     return metric.startswith(_SMALL_IS_GOOD)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mixfed.core.files import write_atomically
 from mixfed.errors import InputError
+from mixfed.experiments.scores import half_interval
 
 History = Sequence[Mapping[str, Any]]
 GREY = "#555555"
@@ -30,7 +31,8 @@ def plot_run(path: Path, title: str, history: History) -> None:
 def plot_comparison(
     path: Path, title: str, runs: Mapping[str, Sequence[History]], mark: Mapping[str, str] | None = None
 ) -> None:
-    """A panel per metric, a curve per algorithm: the mean over its runs and a band of one standard deviation.
+    """A panel per metric, a curve per algorithm: the mean over its runs, a band of one standard deviation, and dotted
+    lines around the mean's 95% interval.
 
     ``mark`` is written into the picture's file, beside the picture.
     """
@@ -50,7 +52,8 @@ def plot_comparison(
     figure.suptitle(plain(title), fontsize=12, x=0.01, ha="left")
     if any(runs) and figure.axes:
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False, fontsize=9)
+        across = min(len(labels), 8 if max(map(len, labels)) < 12 else 2 * columns)  # as many as the figure is wide
+        figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9)
     write_figure(figure, path, mark)
 
 
@@ -151,6 +154,9 @@ def _curve(ax: Axes, histories: Sequence[History], metric: str, name: str, colou
     ax.plot(rounds, mean, color=colour, linestyle=style, linewidth=1.8, label=name, marker=marker)
     if spread.any():
         ax.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        half = np.array([half_interval(values[r]) or 0.0 for r in rounds])
+        for side in (mean - half, mean + half):
+            ax.plot(rounds, side, color=colour, linestyle=":", linewidth=0.7, alpha=0.7)
 
 
 def _style(ax: Axes, metric: str) -> None:

@@ -30,7 +30,7 @@ import numpy as np
 from mixfed.experiments.reproduce.definition import Claim, Definition, is_quotient, term_of
 from mixfed.experiments.reproduce.plan import Key
 from mixfed.experiments.reproduce.store import Record, Stored
-from mixfed.experiments.scores import small_is_good
+from mixfed.experiments.scores import half_interval, small_is_good
 
 HOLDS, PARTLY, DOES_NOT, NOT_TRIED = "holds", "holds partly", "does not hold", "not tried here"
 DIGITS = 5
@@ -124,12 +124,8 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 def difference(values: Mapping[int, float]) -> Difference:
     """The mean of differences and half the width of its 95% interval."""
-    from scipy.special import stdtrit
-
     numbers = list(values.values())
-    n, mean = len(numbers), float(np.mean(numbers))
-    half = float(stdtrit(n - 1, 0.975)) * float(np.std(numbers, ddof=1)) / math.sqrt(n) if n > 1 else None
-    return Difference(dict(values), mean, half)
+    return Difference(dict(values), float(np.mean(numbers)), half_interval(numbers))
 
 
 def smaller_is_better(metric: str) -> bool:
