@@ -142,6 +142,14 @@ def test_flops_as_torch_counts_them(name: str) -> None:
     assert count_work(step)[0] == reference.get_total_flops() > 0
 
 
+def test_the_backward_pass_of_a_convolution_in_groups_is_twice_its_forward_pass() -> None:
+    """A depthwise convolution: 8·8 places, 9 weights for each of 32 channels, 3 images, 2 operations each."""
+    layer, x = nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False), torch.randn(3, 32, 8, 8, requires_grad=True)
+    forward = 2 * 3 * 8 * 8 * 9 * 32
+    assert count_work(lambda: layer(x))[0] == forward
+    assert count_work(lambda: layer(x).sum().backward())[0] == 3 * forward
+
+
 def test_the_average_product_of_a_step() -> None:
     """One layer of 3 × 4: 24 FLOPs an example forward, 24 for the weights' gradient; a loss without data adds a product
     of 2·3·4·3 = 72 at every step. On five examples that is (72 + 5·48)/3 a product."""

@@ -15,14 +15,24 @@ from mixfed.models.products import ONEDNN
 if TYPE_CHECKING:
     from mixfed.core.batches import Batches
 
-_OTHER_PRODUCTS: dict[Any, Callable[..., int]] = {
+
+def _backward_of_convolution(*given: Any, out_val: Any) -> int:
+    """PyTorch's formula takes every weight of a convolution in groups for one between all channels; they are fewer."""
+    *others, groups, (of_input, of_weight, _) = given
+    formula = flop_registry[torch.ops.aten.convolution_backward]
+    parts = [(of_input, [True, False, False], 1), (of_weight, [False, True, False], groups)]
+    return sum(formula(*others, groups, mask, out_val=out_val) // shared for asked, mask, shared in parts if asked)
+
+
+_OWN_FORMULAS: dict[Any, Callable[..., int]] = {
     torch.ops.aten.dot: lambda a, b, **_: 2 * a.numel(),
     torch.ops.aten.mv: lambda matrix, vector, **_: 2 * matrix.numel(),
     torch.ops.aten.addmv: lambda onto, matrix, vector, **_: 2 * matrix.numel(),
+    torch.ops.aten.convolution_backward: _backward_of_convolution,
 }
 if ONEDNN:
-    _OTHER_PRODUCTS[torch.ops.mkldnn._linear_pointwise] = lambda x, weight, *_, **__: 2 * x.numel() * weight.shape[0]
-"""Products that PyTorch's table lacks: those with vectors, and those of matrices that oneDNN does. They count two
+    _OWN_FORMULAS[torch.ops.mkldnn._linear_pointwise] = lambda x, weight, *_, **__: 2 * x.numel() * weight.shape[0]
+"""What PyTorch's table lacks or has wrong. Products with vectors, and those of matrices that oneDNN does, count two
 operations for each element, as other products do."""
 
 
@@ -114,7 +124,7 @@ class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = _OTHER_PRODUCTS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
+        formula = _OWN_FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.total += int(formula(*args, **(kwargs or {}), out_val=out))
             self.products += 1
