@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mixfed.data.store import CentralData
+from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.experiments import features
+from mixfed.experiments.federation import site_of
+from mixfed.experiments.request import Request
 from mixfed.experiments.runs import Dealer
 from mixfed.experiments.using import load
 from mixfed.models.chain import Chain
@@ -118,3 +120,13 @@ def test_what_features_need_is_told_in_a_sentence(tmp_path: Path) -> None:
         experiment(tmp_path, *NET, 'model.cached=["head"]', CACHED[1])
     with pytest.raises(InputError, match="needs two packages"):
         experiment(tmp_path, "model.name=efficientnet_lite0")
+
+
+def test_a_site_of_a_federation_computes_the_features_of_its_own_data(tmp_path: Path) -> None:
+    settings = [*TINY, *NET, *CACHED, "data.central.kind=none", "algorithm=fedavg"]
+    request = Request(recipe_in(tmp_path), settings, backend="flower")
+    own = FederatedData.from_arrays({"x": np.ones((4, 64), np.float32), "y": np.arange(4)}, [0, 0, 1, 1])
+    node = {"clients": "0-1", "folder": str(tmp_path / "kept")}
+    site = site_of(request.on(request.base()), node, data=lambda node: (own, {"test": own}), classes=10)
+    (holding,) = site.holdings.values()
+    assert holding.data.arrays["x"].shape == holding.tests["test"].arrays["x"].shape == (4, 6)

@@ -26,7 +26,7 @@ from mixfed.experiments.folder import RunFolder, identity
 from mixfed.experiments.inputs import code_fingerprints
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.running import run_in_folder
-from mixfed.experiments.scenario import build_scenario
+from mixfed.experiments.scenario import build_scenario, featured
 
 if TYPE_CHECKING:
     from mixfed.backends.flower import ClientApp, Grid, ServerApp
@@ -88,7 +88,8 @@ def serve(grid: Grid, recipe: Recipe, out: Path, *, resume: bool = False, scenar
     elif folder.config.exists():
         told = f"""{out} already holds a run; go on with it (--run-config 'out="{out}" resume=true')"""
         raise InputError(f"{told}, or say another folder.")
-    experiment = federated(build(recipe, scenario), grid, folder, say=_tell)
+    known = featured(recipe, scenario) if scenario else None
+    experiment = federated(build(recipe, known), grid, folder, say=_tell)
     result = run_in_folder(experiment, folder, resume=resume and folder.config.exists(), callbacks=[_report], say=_tell)
     write_traffic(folder, experiment, result)
     return result
@@ -112,7 +113,9 @@ def site_of(
         clients, tests = data(node)
         some = clients.pooled()
         central = None if recipe.data.central.kind == "none" else some  # which only the server makes use of
-        algorithm, clients = build_algorithm(recipe, Scenario.of(clients, some, central, classes))
+        known = featured(recipe, replace(Scenario.of(clients, some, central, classes), own=dict(tests)))
+        algorithm, clients = build_algorithm(recipe, known)
+        tests = known.own
     else:
         scenario = build_scenario(recipe)
         algorithm, everybody = build_algorithm(recipe, scenario)

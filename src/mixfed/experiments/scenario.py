@@ -34,12 +34,16 @@ from mixfed.experiments.schema import check, is_own, parameters
 
 def build_scenario(recipe: Recipe) -> Scenario:
     """Who holds what, with features in the place of examples where the recipe has parts of the network run once."""
-    dealt = _dealt(recipe)
+    return featured(recipe, _dealt(recipe))
+
+
+def featured(recipe: Recipe, scenario: Scenario) -> Scenario:
+    """The scenario as the recipe's network takes it: with features, or as it is."""
     if not recipe.model.cached:
-        return dealt
+        return scenario
     from mixfed.experiments.features import with_features
 
-    return with_features(recipe, dealt)
+    return with_features(recipe, scenario)
 
 
 def _dealt(recipe: Recipe) -> Scenario:
