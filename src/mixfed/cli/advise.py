@@ -22,7 +22,7 @@ def execute(request: Request, minutes: float, metric: str | None, out: Path | No
     out = folder_for(out, f"{request.on(request.base()).name}-advice")
     with progress():
         found = advise(request, minutes, metric, lambda text: stderr.print(f"Trying {text} …", style="dim"))
-    write_json(out / "advice.json", found.json() | {"look": found.look, "metric": found.metric, "trials": found.trials})
+    write_json(out / "advice.json", found.json() | found.behind())
     stdout.print("\n".join(found.look), soft_wrap=True)
     stdout.print(_table(found))
     for number, entry in enumerate(found.advice):
@@ -30,6 +30,7 @@ def execute(request: Request, minutes: float, metric: str | None, out: Path | No
     stdout.print("Ruled out:")
     for name, why in found.ruled_out.items():
         stdout.print(f"- {name}: {why}.", soft_wrap=True)
+    stdout.print(found.time, soft_wrap=True)
     stdout.print(f"To follow it: {_command(request, found.advice[0])}\nAdvice: {out / 'advice.json'}", soft_wrap=True)
     if to_json:
         print(json.dumps(found.json()))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import variance
 from typing import Any
 
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.errors import InputError, RunStopped
 from mixfed.evaluate.probe.advice import LARGE
 from mixfed.experiments.advise.look import Look, look_at, with_validation
-from mixfed.experiments.advise.trials import STEPS, Field, Trial, first_rounds
+from mixfed.experiments.advise.trials import PATIENCE, STEPS, TRYING, Field, Trial, affordable_rounds
 from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import amount, figure
@@ -31,8 +33,8 @@ AT_CENTRE = ("transfer", *MIXED, "fed_ft", "hfcl", "feddle_plus")
 ADVISED = 3
 """So many methods are advised at most."""
 KEPT = 5
-"""So many methods are tried to the end, and so many trials with other seeds."""
-MOST_SEEDS = 20
+"""So many trials are repeated with other seeds."""
+MOST_SEEDS = 10
 CLOSE = 0.05
 """A method is advised beside the best if its figure differs by no more than this share."""
 NOTES = {
@@ -40,6 +42,7 @@ NOTES = {
     " rates grow.",
     "gradient_2way": "Its steps are about twice as long as parallel training's, so do not raise its rates.",
 }
+NONE: Mapping[str, Any] = {}
 _PREFERRED = ("accuracy", "auc", "recall@10", "recall@5", "recall@1")
 
 
@@ -47,7 +50,7 @@ _PREFERRED = ("accuracy", "auc", "recall@10", "recall@5", "recall@1")
 class Advice:
     """``advice`` has the best method first, each with settings and why; ``ruled_out`` has a reason for each other.
 
-    ``look`` is what was seen of the data, ``trials`` a row for each trial.
+    ``look`` is what was seen of the data, ``trials`` a row for each trial, and ``time`` says whether there was enough.
     """
 
     advice: list[dict[str, Any]]
@@ -55,14 +58,20 @@ class Advice:
     look: list[str]
     trials: list[dict[str, Any]]
     metric: str
+    time: str
 
     def json(self) -> dict[str, Any]:
         """What the command ends with."""
         return {"advice": self.advice, "ruled_out": self.ruled_out}
 
+    def behind(self) -> dict[str, Any]:
+        """What the advice rests on."""
+        return {"look": self.look, "metric": self.metric, "trials": self.trials, "time": self.time}
+
     def __repr__(self) -> str:
         best = [f"{n + 1}. {entry['why']}" for n, entry in enumerate(self.advice)]
-        return "\n".join([*self.look, *best, *(f"Not {name}: {why}" for name, why in self.ruled_out.items())])
+        not_these = [f"Not {name}: {why}" for name, why in self.ruled_out.items()]
+        return "\n".join([*self.look, *best, *not_these, self.time])
 
 
 def advise(
@@ -90,27 +99,38 @@ def advise(
     seen = [*look.words(), *_probed(recipe, look, until, clock)]
     names = [name for name, entry in ALGORITHMS.items() if not entry.oracle and name not in ruled_out]
     with tempfile.TemporaryDirectory() as folder:
-        field = Field(partial(with_validation, scenario), metric, until, Path(folder), told, clock)
-        trials = [Trial(_tried(request, base, name, metric), {}) for name in names]
-        per_round = _pilot(field, trials)
-        first = first_rounds(per_round, len(trials), recipe.rounds, field.left())
-        best = field.halve(trials, first, recipe.rounds, KEPT, PERSONAL)
+        field = Field(partial(with_validation, scenario), metric, until, Path(folder), told, clock, _in_phases(recipe))
+        tried = partial(_tried, request, base, metric)
+        every = max(recipe.rounds // STEPS, 1)
+        pilots = sorted(names, key=lambda name: name in _in_phases(recipe))
+        per_round = _pilot(field, [Trial(tried(every, name), {}) for name in pilots])
+        every = min(every, affordable_rounds(per_round, len(names), field.left()))
+        trials = [Trial(tried(every, name), {}) for name in names]
+        best = field.compete(trials, every, recipe.rounds, PERSONAL)
         if not best:
             raise RunStopped(
                 "No method could be tried to an end in this time; give it more minutes or lower the rates."
             )
-        varied = _varied(field, request, base, best[:ADVISED], metric)
+        varied = _varied(field, partial(tried, every), best)
         ranked = _repeated(field, [*best, *varied])
-    every, advised = [*trials, *varied], _one_each(ranked, metric)
+    others = sorted((trial for trial in [*trials, *varied] if trial not in ranked), key=lambda trial: -trial.rounds)
+    advised = _one_each(ranked, metric)
     kept = {trial.algorithm for trial in advised}
-    ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], best[0], metric)
+    ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], best[0], field)
     return Advice(
         [_advice(trial, ranked[0], recipe.rounds, metric) for trial in advised],
         ruled_out,
         seen,
-        [_row(trial, metric) for trial in sorted(every, key=lambda t: -t.rounds)],
+        [_row(trial, metric) for trial in [*ranked, *others]],
         metric,
+        _time_told(trials, minutes),
     )
+
+
+def _in_phases(recipe: Recipe) -> tuple[str, ...]:
+    """Methods whose beginning says little of their end: they train elsewhere, or something else, at first."""
+    warm = recipe.algorithms.get("lg_fedavg", {}).get("warm_start", 0)
+    return ("transfer", "lg_fedavg") if warm else ("transfer",)
 
 
 def _probed(recipe: Recipe, look: Look, until: float, clock: Callable[[], float]) -> list[str]:
@@ -138,13 +158,15 @@ def _metric(recipe: Recipe) -> str:
     return names[0]
 
 
-def _tried(request: Request, base: Mapping[str, Any], name: str, metric: str, **settings: Any) -> Recipe:
-    """The recipe of a trial: judged on validation data by the one figure, a few times on the way."""
+def _tried(
+    request: Request, base: Mapping[str, Any], metric: str, every: int, name: str, settings: Mapping[str, Any] = NONE
+) -> Recipe:
+    """The recipe of a trial: judged on validation data by the one figure, after every so many rounds."""
     recipe = request.on(dict(base), algorithm=name, **settings)
     plain = next(m for m in sorted(recipe.evaluate.metrics, key=len, reverse=True) if metric.startswith(m))
     part = metric.removeprefix(plain).removeprefix("_") or "all"
-    every = max(recipe.rounds // STEPS, 1)
-    how = replace(recipe.evaluate, on="validation", every=every, metrics=[plain], sets=[part], best_of_last=1)
+    metrics = list(dict.fromkeys([plain, "loss"]))
+    how = replace(recipe.evaluate, on="validation", every=every, metrics=metrics, sets=[part], best_of_last=1)
     return replace(recipe, evaluate=how, checkpoint=replace(recipe.checkpoint, every=recipe.rounds))
 
 
@@ -158,7 +180,7 @@ def _ruled_out(recipe: Recipe, look: Look, metric: str) -> dict[str, str]:
     common = not metric.endswith(("_local", "_old", "_joined", "_new", "_averaged"))
     if common:
         found |= dict.fromkeys(PERSONAL, "it makes a model for each client, and one for all is asked for")
-    if not look.late:
+    if not look.late and not look.joining:
         found |= dict.fromkeys(LATE, "it is made for late clients, and nobody is late")
     asked = common and not metric.endswith("_clients")
     if look.only_centre and asked:
@@ -174,62 +196,70 @@ def _ruled_out(recipe: Recipe, look: Look, metric: str) -> dict[str, str]:
 
 
 def _pilot(field: Field, trials: list[Trial]) -> float:
-    """The seconds of a round, from the first method that can be built."""
+    """The seconds of a round and its evaluation, from the first method that can be built."""
     for trial in trials:
-        every = trial.recipe.evaluate.every
         field.told(f"{trial.algorithm}: how long a round takes")
-        field.go_on(trial, every, field.left() / 10)
+        field.go_on(trial, trial.recipe.evaluate.every, field.left() / 10)
         if trial.rounds:
             return trial.seconds / trial.rounds
     return 1.0
 
 
-def _varied(field: Field, request: Request, base: Mapping[str, Any], best: list[Trial], metric: str) -> list[Trial]:
-    """The best methods at half and at double of the user's rates, and the best one at half and double of K."""
+def _varied(field: Field, tried: Callable[..., Recipe], best: list[Trial]) -> list[Trial]:
+    """The best methods at half and at double of the user's rates, and the best one at half and double of K.
+
+    So much time is left over that the best few can be repeated, for one lucky run is no reason to change a setting.
+    """
+    wanted = [(trial, _at_rate(trial, factor)) for trial in best[:ADVISED] for factor in (0.5, 2.0)]
+    first = best[0].recipe.client
+    key, local = ("client.steps", first.steps) if first.steps else ("client.epochs", first.epochs)
+    if best[0].algorithm != "center":
+        wanted += [(best[0], {key: value}) for value in (local // 2, 2 * local) if value]
     found: list[Trial] = []
-    for trial in best:
-        for factor in (0.5, 2.0):
-            found.append(Trial(*_at_rate(request, base, trial, metric, factor)))
-    key = "client.steps" if best[0].recipe.client.steps else "client.epochs"
-    local = best[0].recipe.client.steps or best[0].recipe.client.epochs
-    for value in (local // 2, 2 * local):
-        if value and best[0].algorithm != "center":
-            settings = {key: value}
-            found.append(Trial(_tried(request, base, best[0].algorithm, metric, **settings), settings))
-    tried: list[Trial] = []
-    for trial in found:
-        like = next(b for b in best if b.algorithm == trial.algorithm)
-        if field.left() < 1.2 * like.seconds:
+    for like, settings in wanted:
+        if field.left() < 1.2 * (like.seconds + sum(trial.seconds for trial in best[:KEPT])):
             break
-        field.told(f"{trial.algorithm} with {_told(trial.settings)}")
-        field.go_on(trial, like.rounds, 2 * max(like.seconds, 1.0))
-        tried.append(trial)
-    return tried
+        field.told(f"{like.algorithm} with {_told(settings)}")
+        found.append(Trial(tried(like.algorithm, settings), settings))
+        field.go_on(found[-1], like.rounds, PATIENCE * max(like.seconds, 1.0))
+    return found
 
 
-def _at_rate(
-    request: Request, base: Mapping[str, Any], trial: Trial, metric: str, factor: float
-) -> tuple[Recipe, dict[str, Any]]:
-    recipe = trial.recipe
-    settings: dict[str, Any] = {"client.learning_rate": float(f"{factor * recipe.client.learning_rate:.3g}")}
-    if trial.algorithm in (*AT_CENTRE, "center"):
-        settings["central.learning_rate"] = float(f"{factor * recipe.central.learning_rate:.3g}")
-    if trial.algorithm == "center":
-        del settings["client.learning_rate"]
-    return _tried(request, base, trial.algorithm, metric, **settings), settings
+def _at_rate(trial: Trial, factor: float) -> dict[str, Any]:
+    """The settings that multiply the rates of what trains in a method."""
+    client, central = trial.algorithm != "center", trial.algorithm in (*AT_CENTRE, "center")
+    rates = {
+        "client.learning_rate": trial.recipe.client.learning_rate if client else None,
+        "central.learning_rate": trial.recipe.central.learning_rate if central else None,
+    }
+    return {key: float(f"{factor * rate:.3g}") for key, rate in rates.items() if rate is not None}
 
 
 def _repeated(field: Field, trials: list[Trial]) -> list[Trial]:
     """The trials best first, after the best few were repeated with other seeds as long as there is time."""
+    most = max(trial.rounds for trial in trials)
+    close = field.ranked([trial for trial in trials if trial.rounds == most])[:KEPT]
     for number in range(1, MOST_SEEDS):
-        for trial in field.ranked(trials)[:KEPT]:
-            if field.left() > 1.2 * trial.seconds and len(trial.others) < number:
-                field.told(f"{trial.algorithm} {_told(trial.settings)} with another seed")
-                field.again(trial, trial.recipe.seed + number)
-    ranked = field.ranked(trials)
-    most = max((len(trial.others) for trial in ranked), default=0)
-    sure = [trial for trial in ranked if len(trial.others) >= min(most, 1)]
-    return [*sure, *(trial for trial in ranked if trial not in sure)]
+        close = [trial for trial in close if not _behind(trial, close[0], field.metric)]
+        while close and field.left() < 1.2 * sum(trial.seconds for trial in close):
+            close.pop()
+        if len(close) < 2:
+            break
+        for trial in close:
+            field.told(f"{trial.algorithm} {_told(trial.settings)} with another seed")
+            field.again(trial, trial.recipe.seed + number)
+        close = field.ranked(close)
+    seeds = max(len(trial.others) for trial in trials)
+    return sorted(field.ranked(trials), key=lambda trial: (-trial.rounds, len(trial.others) < seeds / 2))
+
+
+def _behind(trial: Trial, best: Trial, metric: str) -> bool:
+    """Whether other seeds have made it plain that a trial is worse: by more than two standard errors."""
+    figures = [[*found.others, found.score(metric, found.rounds)] for found in (trial, best)]
+    if min(map(len, figures)) < 3:
+        return False
+    error = math.sqrt(sum(variance(found) / len(found) for found in figures))
+    return abs(trial.score(metric) - best.score(metric)) > 2 * error
 
 
 def _one_each(ranked: list[Trial], metric: str) -> list[Trial]:
@@ -242,18 +272,33 @@ def _one_each(ranked: list[Trial], metric: str) -> list[Trial]:
     return list(found.values())[:ADVISED]
 
 
-def _left_behind(trials: list[Trial], best: Trial, metric: str) -> dict[str, str]:
+def _left_behind(trials: list[Trial], best: Trial, field: Field) -> dict[str, str]:
     """Why methods that were tried are not advised."""
     found = {}
     for trial in trials:
-        if trial.why_not or not trial.scores:
-            found[trial.algorithm] = trial.why_not or "there was no time to try it"
+        if trial.why_not:
+            found[trial.algorithm] = trial.why_not
+        elif not field.judged(trial):
+            found[trial.algorithm] = f"there was time for {trial.rounds} rounds of it, and only a whole run tells"
         else:
             found[trial.algorithm] = (
-                f"{metric} {figure(trial.score(metric))} on validation data after {trial.rounds} rounds, where"
-                f" {best.algorithm} had {figure(best.score(metric, trial.rounds))}"
+                f"{field.metric} {figure(trial.score(field.metric))} on validation data after {trial.rounds} rounds,"
+                f" where {best.algorithm} had {figure(best.score(field.metric, trial.rounds))}"
             )
     return found
+
+
+def _time_told(trials: list[Trial], minutes: float) -> str:
+    """Whether every method was tried to the end, and how many minutes that would take."""
+    able = [trial for trial in trials if trial.rounds and not trial.why_not.startswith("it diverged")]
+    cut = [trial.algorithm for trial in able if not trial.ended]
+    if not cut:
+        return f"Every method that can work was tried for all rounds; {minutes:g} minutes were enough."
+    whole = sum(trial.seconds + trial.cost(trial.recipe.rounds) for trial in able) / TRYING
+    return (
+        f"In {minutes:g} minutes {len(able) - len(cut)} of {len(able)} methods were tried for all rounds; the others"
+        f" were left before ({', '.join(cut)}). About {_time(whole)} would do for all."
+    )
 
 
 def _advice(trial: Trial, best: Trial, rounds: int, metric: str) -> dict[str, Any]:

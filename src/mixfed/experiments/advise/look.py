@@ -11,9 +11,12 @@ from mixfed.data._arrays import join
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.experiments.recipe import Recipe
+from mixfed.rng import generator
 
 SHARE = 0.1
 """The share of the training examples that is kept apart to choose on, where a recipe keeps none."""
+ENOUGH = 4000
+"""So many examples are judged by at most: a trial is evaluated often, and more of them would take most of its time."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Look:
 
     ``shift`` is how far the mean features of the centre lie from the clients', in standard deviations. ``only_centre``
     and ``only_clients`` are labels that one side alone has. ``other_domain`` says that the centre's labels are not the
-    task's, and ``late`` that some clients report late or never.
+    task's, ``late`` that some clients report late or never, and ``joining`` that a device joins, after which most
+    others are asked no more.
     """
 
     clients: int
@@ -35,6 +39,7 @@ class Look:
     only_clients: list[int]
     other_domain: bool
     late: bool
+    joining: bool
 
     def words(self) -> list[str]:
         """What was seen, in sentences."""
@@ -56,6 +61,8 @@ class Look:
             told.append(f"Only clients have the labels {_listed(self.only_clients)}.")
         if self.late:
             told.append("Some clients are late.")
+        if self.joining:
+            told.append("A device joins later, and from then on few others are asked.")
         return told
 
 
@@ -77,11 +84,26 @@ def look_at(recipe: Recipe, scenario: Scenario) -> Look:
         only_clients=_without(theirs, ours),
         other_domain=other,
         late=schedule.delay != "none" or bool(schedule.dropout) or bool(schedule.concurrency),
+        joining=recipe.data.joining.round > 0,
     )
 
 
 def with_validation(scenario: Scenario, seed: int) -> Scenario:
     """The scenario with examples to choose on that are not the test's, of clients and of the centre."""
+    return _not_too_many(_with_validation(scenario, seed), seed)
+
+
+def _not_too_many(scenario: Scenario, seed: int) -> Scenario:
+    kept = scenario.validation
+    if kept is None or len(kept) <= ENOUGH:
+        return scenario
+    rows = np.sort(generator(seed, "advise/judged by").permutation(len(kept))[:ENOUGH])
+    of_clients = scenario.like_clients.get("validation")
+    like = scenario.like_clients | {"validation": None if of_clients is None else of_clients[rows]}
+    return replace(scenario, validation=kept.select(rows), like_clients=like)
+
+
+def _with_validation(scenario: Scenario, seed: int) -> Scenario:
     if scenario.validation is not None and "validation" in scenario.own:
         return scenario
     parts = scenario.clients.split({"train": 1 - SHARE, "validation": SHARE}, seed)

@@ -1,4 +1,4 @@
-"""Short trials of methods under a budget of time: those that do badly are left early (successive halving)."""
+"""Trials of methods under a budget of time: all to the end if they can, and else the worst are left on the way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from mixfed.experiments.scores import is_number, small_is_good
 
 STEPS = 8
 """A run is looked at after so many equal parts of its rounds."""
-SLOW = 1.5
-"""A method that takes so many times its share of the time is not tried to the end."""
+LAST = 0.25
+"""A trial's figure is its mean over this last share of its rounds: single rounds may be ten points apart."""
+TRYING = 0.6
+"""The share of the time in which every method is tried once; the rest is for other rates and seeds."""
+PATIENCE = 3
+"""A method that takes so many times its share of the time is too slow."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Trial:
     """A method with settings: how far it was tried, its figure there, and what it cost."""
 
@@ -33,8 +38,10 @@ class Trial:
     rounds: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     """The figure after each of some rounds."""
+    loss: float = float("inf")
+    """The last loss, by which trials with the same figure differ: at first many methods answer one class only."""
     others: list[float] = field(default_factory=list)
-    """The last figures with other seeds."""
+    """The figures with other seeds."""
     seconds: float = 0.0
     sent: int = 0
     why_not: str = ""
@@ -44,13 +51,24 @@ class Trial:
         """The name of the method."""
         return self.recipe.algorithm
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was tried for all rounds."""
+        return self.rounds >= self.recipe.rounds
+
     def score(self, metric: str, at: int | None = None) -> float:
         """The mean figure over seeds so far, as it was after round ``at``; the worst there is where it failed."""
-        worst = float("inf") if small_is_good(metric) else -float("inf")
-        known = [score for round, score in self.scores.items() if at is None or round <= at]
+        until = self.rounds if at is None else at
+        known = [score for round, score in self.scores.items() if round <= until]
         if self.why_not or not known:
-            return worst
-        return sum([known[-1], *self.others]) / (1 + len(self.others)) if at is None else known[-1]
+            return float("inf") if small_is_good(metric) else -float("inf")
+        late = [score for round, score in self.scores.items() if (1 - LAST) * until < round <= until] or known[-1:]
+        mean = sum(late) / len(late)
+        return mean if at is not None else (mean + sum(self.others)) / (1 + len(self.others))
+
+    def cost(self, to: int) -> float:
+        """The seconds that it would take from where it is to a round."""
+        return self.seconds / max(self.rounds, 1) * max(to - self.rounds, 0)
 
 
 class Field:
@@ -58,7 +76,7 @@ class Field:
 
     ``deal`` keeps validation examples apart, others for another seed, so that a method is not judged by a few. A trial
     is the beginning of a whole run: it stops after some rounds with a checkpoint, and goes on from there if it does
-    well.
+    well. Methods ``in_phases`` do something else in the end than in the beginning, so only whole runs of theirs count.
     """
 
     def __init__(
@@ -69,24 +87,29 @@ class Field:
         folder: Path,
         told: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        in_phases: Container[str] = (),
     ) -> None:
-        self._deal, self._dealt, self._clock = deal, dict[int, Scenario](), clock
+        self._deal, self._clock, self._in_phases = lru_cache(maxsize=2)(deal), clock, in_phases
         self.metric, self.until, self.folder, self.told = metric, until, folder, told
 
     def left(self) -> float:
         """The seconds that are left."""
         return self.until - self._clock()
 
-    def ranked(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials that did not fail, best first; of equals, the one that sends less."""
+    def judged(self, trial: Trial) -> bool:
+        """Whether the trial has a figure that tells something."""
+        return not trial.why_not and bool(trial.scores) and (trial.ended or trial.algorithm not in self._in_phases)
+
+    def ranked(self, trials: Sequence[Trial], at: int | None = None) -> list[Trial]:
+        """The trials that can be judged, best first, as they were after round ``at``.
+
+        Of equals, the one with the smaller loss is the better one, and then the one that sends less.
+        """
         sign = 1 if small_is_good(self.metric) else -1
-        alive = [trial for trial in trials if not trial.why_not and trial.scores]
-        at = min((trial.rounds for trial in alive), default=0)
-        equal = all(trial.rounds == at for trial in alive)
-        return sorted(alive, key=lambda t: (sign * t.score(self.metric, None if equal else at), t.sent))
+        return sorted(filter(self.judged, trials), key=lambda t: (sign * t.score(self.metric, at), t.loss, t.sent))
 
     def go_on(self, trial: Trial, to: int, seconds: float) -> None:
-        """Trains the trial up to a round, for so many seconds at most (and to its next evaluation at least)."""
+        """Trains the trial up to a round, for so many seconds at most."""
         if trial.why_not or trial.rounds >= to:
             return
         began = self._clock()
@@ -96,62 +119,80 @@ class Field:
             trial.sent = record.ledger["bytes_down"] + record.ledger["bytes_up"]
             if self.metric in record.metrics and is_number(record.metrics[self.metric]):
                 trial.scores[record.round] = record.metrics[self.metric]
+                trial.loss = next((x for name, x in record.metrics.items() if name.startswith("loss")), trial.loss)
 
-        def enough(every: int) -> bool:
-            """Asked after the record of a round: yes at an evaluation, and at once if it takes too long."""
-            took = self._clock() - began
-            wanted = trial.rounds >= to or took > seconds
-            too_long = took > SLOW * seconds and (bool(trial.scores) or self.left() < 0)
-            return (wanted and trial.rounds % every == 0) or too_long
-
-        every, place = trial.recipe.evaluate.every, self.folder / f"{trial.algorithm}-{id(trial)}"
+        place = self.folder / f"{trial.algorithm}-{id(trial)}"
         try:
             with _quietly():
-                build(trial.recipe, self._scenario(trial.recipe.seed)).run(
+                build(trial.recipe, self._deal(trial.recipe.seed)).run(
                     callbacks=[note],
                     checkpoints=Checkpoints(place, every=trial.recipe.rounds, say=lambda sentence: None),
                     resume=place.exists(),
-                    should_stop=lambda: enough(every),
+                    should_stop=lambda: trial.rounds >= to or self._clock() - began > seconds,
                 )
         except RunStopped as error:
             trial.why_not = f"it diverged: {error}"
         except InputError as error:
             trial.why_not = str(error)
         trial.seconds += self._clock() - began
-        if not trial.why_not and trial.rounds < to and not trial.scores:
+        if not trial.why_not and not trial.scores:
             trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
 
     def again(self, trial: Trial, seed: int) -> None:
         """The same trial with another seed: of training, and of what is kept apart to judge by."""
         more = Trial(replace(trial.recipe, seed=seed), trial.settings)
-        self.go_on(more, trial.rounds, SLOW * max(trial.seconds, 1.0))
+        self.go_on(more, trial.rounds, max(self.left(), 0))
         if more.scores and not more.why_not and more.rounds == trial.rounds:
             trial.others.append(more.score(self.metric))
 
-    def _scenario(self, seed: int) -> Scenario:
-        if seed not in self._dealt:
-            self._dealt[seed] = self._deal(seed)
-        return self._dealt[seed]
+    def compete(self, trials: Sequence[Trial], first: int, rounds: int, slow_starters: Container[str]) -> list[Trial]:
+        """Tries all for ``first`` rounds, and then to the end as many as the time allows; these, best first.
 
-    def halve(
-        self, trials: Sequence[Trial], first: int, rounds: int, keep: int, slow_starters: Container[str]
-    ) -> list[Trial]:
-        """Tries all for ``first`` rounds, the better half for twice as many, and so on; the last ``keep`` of them.
-
-        Methods that are ``slow_starters`` are not left early: models of clients' own are judged when all have trained.
+        Where not all can end, only the best go on to twice as many rounds, and so on. ``slow_starters`` are left late:
+        models of clients' own are judged when all clients have trained.
         """
-        alive, to = list(trials), first
+        alive, best, to = list(trials), list[Trial](), first
         while True:
-            for number, trial in enumerate(alive):
-                share = max(self.left() * 0.6 / (len(alive) - number), 0.5)
-                self.told(f"{trial.algorithm}: {to} of {rounds} rounds ({number + 1} of {len(alive)})")
-                self.go_on(trial, to, share)
-            alive = self.ranked(alive)
-            if to >= rounds or self.left() < 0 or not alive:
-                return alive[:keep]
-            half = max(keep, -(-len(alive) // 2))
-            alive = alive[:half] + [trial for trial in alive[half:] if trial.algorithm in slow_starters]
-            to = min(2 * to, rounds)
+            self._stage(alive, to, TRYING * self.left() / (1 if to >= rounds else 2))
+            alive = [trial for trial in alive if trial.rounds >= to and not trial.why_not]
+            best = self.ranked(alive, to) or best
+            if not alive or to >= rounds or self.left() < 0:
+                return best
+            if sum(trial.cost(rounds) for trial in alive) <= TRYING * self.left():
+                to = rounds
+            else:
+                late = [trial for trial in alive if trial not in best or trial.algorithm in slow_starters]
+                to = 2 * to if 3 * to < rounds else rounds
+                alive = _affordable(best, late, to, TRYING * self.left() / stages(to, rounds))
+
+    def _stage(self, alive: Sequence[Trial], to: int, seconds: float) -> None:
+        """All of them go on to a round; what one does not need of its share is left to those after it.
+
+        Half a share is for everyone, also where those before it took too long.
+        """
+        stop = self._clock() + seconds
+        for number, trial in enumerate(alive):
+            left, later = stop - self._clock(), alive[number + 1 :]
+            spare = left - sum(other.cost(to) for other in later) if trial.rounds else 0
+            limit = max(min(max(PATIENCE * left / (1 + len(later)), spare), left), seconds / len(alive) / 2)
+            self.told(f"{trial.algorithm}: {to} of {trial.recipe.rounds} rounds ({number + 1} of {len(alive)})")
+            self.go_on(trial, to, min(limit, max(self.left(), 0)))
+
+
+def _affordable(best: Sequence[Trial], late: Sequence[Trial], to: int, seconds: float) -> list[Trial]:
+    """The trials that can go on to a round in so many seconds: the best two, those that are judged late, and others."""
+    first = [*best[:2], *(trial for trial in late if trial not in best[:2])]
+    kept = []
+    for number, trial in enumerate([*first, *(trial for trial in best if trial not in first)]):
+        if number < 2 or seconds >= trial.cost(to):
+            seconds -= trial.cost(to)
+            kept.append(trial)
+    return kept
+
+
+def stages(to: int, rounds: int) -> int:
+    """In how many stages a run of so many rounds ends if the next one ends at ``to``; each doubles, or ends the run."""
+    return 1 if to >= rounds else 1 + stages(2 * to if 3 * to < rounds else rounds, rounds)
 
 
 @contextmanager
@@ -166,8 +207,6 @@ def _quietly() -> Iterator[None]:
         log.setLevel(before)
 
 
-def first_rounds(per_round: float, methods: int, rounds: int, seconds: float) -> int:
-    """How many rounds every method may be tried for at first: each further doubling costs half as much again."""
-    affordable = int(0.5 * seconds / (3 * max(methods, 1) * max(per_round, 1e-6)))
-    every = max(rounds // STEPS, 1)
-    return min(max(affordable // every * every, every), rounds)
+def affordable_rounds(per_round: float, methods: int, seconds: float) -> int:
+    """So many rounds of every method take a quarter of the time; one at least."""
+    return max(int(seconds / (4 * max(methods, 1) * max(per_round, 1e-6))), 1)
