@@ -95,6 +95,18 @@ def test_a_trial_stops_at_its_evaluation_and_goes_on_from_there(tmp_path: Path) 
     assert (trial.rounds, list(trial.scores), trial.why_not) == (8, [4, 8], "")
 
 
+def test_every_seed_is_a_run_of_its_own(tmp_path: Path) -> None:
+    request = Request("digits", rounds=2)
+    recipe = request.on(request.base(), **{"evaluate.on": "validation", "evaluate.every": 1, "algorithm": "center"})
+    field = Field(partial(with_validation, build_scenario(recipe)), "accuracy", time.monotonic() + 60, tmp_path, str)
+    trial = Trial(recipe, {})
+    field.go_on(trial, 2, 60)
+    for seed in (1, 2, 3, 4):
+        field.again(trial, seed)
+    assert len(trial.others) == 4
+    assert len(set(trial.others)) > 1
+
+
 class Scripted(Field):
     """A field on which methods follow given curves, each round at a given cost, by a clock of its own."""
 

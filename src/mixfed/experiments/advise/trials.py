@@ -91,6 +91,7 @@ class Field:
     ) -> None:
         self._deal, self._clock, self._in_phases = lru_cache(maxsize=2)(deal), clock, in_phases
         self.metric, self.until, self.folder, self.told = metric, until, folder, told
+        self._places: dict[Trial, Path] = {}
 
     def left(self) -> float:
         """The seconds that are left."""
@@ -121,7 +122,7 @@ class Field:
                 trial.scores[record.round] = record.metrics[self.metric]
                 trial.loss = next((x for name, x in record.metrics.items() if name.startswith("loss")), trial.loss)
 
-        place = self.folder / f"{trial.algorithm}-{id(trial)}"
+        place = self._places.setdefault(trial, self.folder / str(len(self._places)))
         try:
             with _quietly():
                 build(trial.recipe, self._deal(trial.recipe.seed)).run(
@@ -142,7 +143,9 @@ class Field:
         """The same trial with another seed: of training, and of what is kept apart to judge by."""
         more = Trial(replace(trial.recipe, seed=seed), trial.settings)
         self.go_on(more, trial.rounds, max(self.left(), 0))
-        if more.scores and not more.why_not and more.rounds == trial.rounds:
+        if more.why_not and self.left() > 0:
+            trial.why_not = f"with another seed: {more.why_not}"
+        elif more.rounds == trial.rounds and not more.why_not:
             trial.others.append(more.score(self.metric))
 
     def compete(self, trials: Sequence[Trial], first: int, rounds: int, slow_starters: Container[str]) -> list[Trial]:
