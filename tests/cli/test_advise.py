@@ -117,7 +117,7 @@ class Scripted(Field):
         self.trials = [Trial(replace(recipe, algorithm=name, rounds=80), {}) for name in curves]
 
     def go_on(self, trial: Trial, to: int, seconds: float) -> None:
-        began = self.now
+        began, trial.pace = self.now, self.costs.get(trial.algorithm, 1.0)
         while trial.rounds < to and self.now - began <= seconds:
             self.now += self.costs.get(trial.algorithm, 1.0)
             trial.rounds += 1

@@ -43,6 +43,8 @@ class Trial:
     others: list[float] = field(default_factory=list)
     """The figures with other seeds."""
     seconds: float = 0.0
+    pace: float = 0.0
+    """The seconds of a round, lately: where clients are late, the first rounds have little to do."""
     sent: int = 0
     why_not: str = ""
 
@@ -68,7 +70,7 @@ class Trial:
 
     def cost(self, to: int) -> float:
         """The seconds that it would take from where it is to a round."""
-        return self.seconds / max(self.rounds, 1) * max(to - self.rounds, 0)
+        return self.pace * max(to - self.rounds, 0)
 
 
 class Field:
@@ -113,7 +115,7 @@ class Field:
         """Trains the trial up to a round, for so many seconds at most."""
         if trial.why_not or trial.rounds >= to:
             return
-        began = self._clock()
+        began, before = self._clock(), trial.rounds
 
         def note(record: Record) -> None:
             trial.rounds = record.round
@@ -135,7 +137,8 @@ class Field:
             trial.why_not = f"it diverged: {error}"
         except InputError as error:
             trial.why_not = str(error)
-        trial.seconds += self._clock() - began
+        took = self._clock() - began
+        trial.seconds, trial.pace = trial.seconds + took, took / max(trial.rounds - before, 1)
         if not trial.why_not and not trial.scores:
             trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
 
@@ -149,10 +152,11 @@ class Field:
             trial.others.append(more.score(self.metric))
 
     def compete(self, trials: Sequence[Trial], first: int, rounds: int, slow_starters: Container[str]) -> list[Trial]:
-        """Tries all for ``first`` rounds, and then to the end as many as the time allows; these, best first.
+        """Tries all for ``first`` rounds, then for twice as many and so on to the end; the last of them, best first.
 
-        Where not all can end, only the best go on to twice as many rounds, and so on. ``slow_starters`` are left late:
-        models of clients' own are judged when all clients have trained.
+        Where not all can end in time, those go on that can be afforded: the best two, then those that are judged late,
+        then the others, best first. ``slow_starters`` are judged late: models of clients' own tell little before all
+        clients have trained.
         """
         alive, best, to = list(trials), list[Trial](), first
         while True:
@@ -161,12 +165,11 @@ class Field:
             best = self.ranked(alive, to) or best
             if not alive or to >= rounds or self.left() < 0:
                 return best
-            if sum(trial.cost(rounds) for trial in alive) <= TRYING * self.left():
-                to = rounds
-            else:
-                late = [trial for trial in alive if trial not in best or trial.algorithm in slow_starters]
-                to = 2 * to if 3 * to < rounds else rounds
-                alive = _affordable(best, late, to, TRYING * self.left() / stages(to, rounds))
+            late = [trial for trial in alive if trial not in best or trial.algorithm in slow_starters]
+            alive = [*best[:2], *(t for t in late if t not in best[:2]), *(t for t in best[2:] if t not in late)]
+            to = 2 * to if 3 * to < rounds else rounds
+            if sum(trial.cost(rounds) for trial in alive) > TRYING * self.left():
+                alive = _affordable(alive, to, TRYING * self.left() / stages(to, rounds))
 
     def _stage(self, alive: Sequence[Trial], to: int, seconds: float) -> None:
         """All of them go on to a round; what one does not need of its share is left to those after it.
@@ -182,12 +185,11 @@ class Field:
             self.go_on(trial, to, min(limit, max(self.left(), 0)))
 
 
-def _affordable(best: Sequence[Trial], late: Sequence[Trial], to: int, seconds: float) -> list[Trial]:
-    """The trials that can go on to a round in so many seconds: the best two, those that are judged late, and others."""
-    first = [*best[:2], *(trial for trial in late if trial not in best[:2])]
-    kept = []
-    for number, trial in enumerate([*first, *(trial for trial in best if trial not in first)]):
-        if number < 2 or seconds >= trial.cost(to):
+def _affordable(trials: Sequence[Trial], to: int, seconds: float) -> list[Trial]:
+    """The trials that can go on to a round in so many seconds, the first two in any case."""
+    kept: list[Trial] = []
+    for trial in trials:
+        if len(kept) < 2 or seconds >= trial.cost(to):
             seconds -= trial.cost(to)
             kept.append(trial)
     return kept
