@@ -176,6 +176,22 @@ def test_a_slow_method_does_not_shorten_the_trials_of_others() -> None:
     assert field.now <= 1000 + 100  # a round is never broken off
 
 
+def test_what_slows_down_on_the_way_is_tried_to_the_end_where_there_is_time() -> None:
+    """Of late clients little is heard in the first rounds, so that a plan by their pace is wrong."""
+    field = Scripted(
+        {"hfcl": lambda x: 0.8, "fed_ft": lambda x: 0.7, "feddf": lambda x: 0.1 + x, "center": lambda x: 0.5}, {}, 1000
+    )
+    go_on = field.go_on
+
+    def slower(trial: Trial, to: int, seconds: float) -> None:
+        field.costs[trial.algorithm] = 1.0 if trial.rounds < 10 or trial.algorithm == "center" else 2.5
+        go_on(trial, to, seconds)
+
+    field.go_on = slower  # type: ignore[method-assign]
+    assert field.names() == ["feddf", "hfcl", "fed_ft", "center"]
+    assert field.now <= 1000
+
+
 def test_one_lucky_round_or_seed_does_not_decide() -> None:
     """The figure of a trial is the mean of its last evaluations, and of its seeds."""
     lucky = {"parallel": lambda x: 0.9 if x == 1 else 0.5, "fed_ft": lambda x: 0.8}

@@ -152,6 +152,21 @@ class Field:
             trial.others.append(more.score(self.metric))
 
     def compete(self, trials: Sequence[Trial], first: int, rounds: int, slow_starters: Container[str]) -> list[Trial]:
+        """The trials that came to the end, or as far as the time allowed, best first.
+
+        Where there is time in the end, what was left on the way goes on after all: plans are cautious and pace changes.
+        """
+        best = self._narrow(trials, first, rounds, slow_starters)
+        if not any(trial.ended for trial in best):
+            return best
+        left = [trial for trial in trials if not trial.why_not and not trial.ended]
+        for trial in [*self.ranked(left), *(trial for trial in left if not self.judged(trial))]:
+            if trial.cost(rounds) <= TRYING * self.left():
+                self.told(f"{trial.algorithm}: to the end after all")
+                self.go_on(trial, rounds, TRYING * self.left())
+        return self.ranked([trial for trial in trials if trial.ended], rounds)
+
+    def _narrow(self, trials: Sequence[Trial], first: int, rounds: int, slow_starters: Container[str]) -> list[Trial]:
         """Tries all for ``first`` rounds, then for twice as many and so on to the end; the last of them, best first.
 
         Where not all can end in time, those go on that can be afforded: the best two, then those that are judged late,
@@ -174,13 +189,15 @@ class Field:
     def _stage(self, alive: Sequence[Trial], to: int, seconds: float) -> None:
         """All of them go on to a round; what one does not need of its share is left to those after it.
 
-        Half a share is for everyone, also where those before it took too long.
+        Half a share is for everyone, also where those before it took too long, and the best two may take very long.
         """
         stop = self._clock() + seconds
         for number, trial in enumerate(alive):
             left, later = stop - self._clock(), alive[number + 1 :]
             spare = left - sum(other.cost(to) for other in later) if trial.rounds else 0
             limit = max(min(max(PATIENCE * left / (1 + len(later)), spare), left), seconds / len(alive) / 2)
+            if trial.rounds and number < 2:
+                limit = TRYING * self.left() / 2
             self.told(f"{trial.algorithm}: {to} of {trial.recipe.rounds} rounds ({number + 1} of {len(alive)})")
             self.go_on(trial, to, min(limit, max(self.left(), 0)))
 
