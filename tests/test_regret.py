@@ -26,7 +26,7 @@ def regret() -> Any:
 def row(**more: Any) -> dict[str, Any]:
     methods = {"fedavg": [0.5, 0.7], "parallel": [0.8, 0.9], "center": "it diverged"}
     first = [{"algorithm": "fedavg", "settings": {}}]
-    plain = {"task": "t", "packaged": True, "seen": False, "rounds": 3, "metric": "accuracy"}
+    plain = {"task": "t", "packaged": True, "seen": False, "rounds": 3, "seeds": 2, "minutes": 1, "metric": "accuracy"}
     return plain | {"methods": methods, "advice": first, "advised": [0.5, 0.7]} | more
 
 
@@ -40,12 +40,34 @@ def test_every_stored_task_is_one_that_the_script_measures(regret: Any) -> None:
     known = {task.name: task for task in regret.TASKS}
     for stored in regret.load(regret.RESULTS):
         task = known[stored["task"]]
-        assert (task.rounds, task.minutes, list(task.settings)) == tuple(
-            stored[key] for key in ("rounds", "minutes", "settings")
+        assert (task.rounds, task.seen, list(task.settings)) == tuple(
+            stored[key] for key in ("rounds", "seen", "settings")
         )
+        assert min(map(len, [stored["advised"], stored["methods"][regret.best(stored)[0]]])) == stored["seeds"]
 
 
 def test_regret_is_the_best_mean_minus_that_of_the_advice(regret: Any) -> None:
     assert regret.regret(row()) == pytest.approx(25)  # 0.85 - 0.60
     assert regret.regret(row(metric="loss")) == pytest.approx(0)  # the smallest loss is the best
     assert regret.regret(row(advised="it diverged")) == float("inf")
+
+
+def test_only_methods_with_all_seeds_are_the_best_of_all(regret: Any) -> None:
+    """One lucky run is not compared with the mean of two."""
+    lucky = row()["methods"] | {"hfcl": [0.99]}
+    assert regret.best(row(methods=lucky)) == ("parallel", pytest.approx(0.85))
+
+
+def test_known_figures_are_reused_and_the_advice_is_asked_for_anew(
+    regret: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a method that is known nothing is trained; of the best with fewer seeds than wanted, the missing ones."""
+    task = regret.Task("digits", 2, seeds=1, minutes=0.02)
+    names = [name for name, entry in regret.ALGORITHMS.items() if not entry.oracle]
+    known = {"rounds": 2, "settings": [], "metric": "accuracy", "methods": {name: [0.125] for name in names}}
+    found = regret.measure(task, "digits", None, known)
+    assert all(found["methods"][name] == [0.125] for name in names)
+    assert found["trials"]
+    assert all(len(trial) == 6 for trial in found["trials"])
+    other = regret.measure(task, "digits", None, known | {"rounds": 3, "methods": {"fedavg": [0.125]}})
+    assert other["methods"]["fedavg"] != [0.125]
