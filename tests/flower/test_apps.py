@@ -79,9 +79,10 @@ def test_flwr_run_with_the_server_in_the_superlink(tmp_path: Path, monkeypatch: 
     warm = [sys.executable, "-m", "mixfed", "flower", "site", *node, f'clients="0-2" folder="{tmp_path / "kept"}"']
     plain = [script("flower-supernode"), *node, f'clients="3-5" folder="{tmp_path / "kept"}"']
 
-    def run(config: str) -> None:
-        words = [script("flwr"), "run", str(app), "mine", "--run-config", f'out="{out}" {config}']
-        subprocess.run(words, check=True, env=dict(federation.environment()), capture_output=True)
+    def run(config: str, *options: str) -> str:
+        words = [script("flwr"), "run", str(app), "mine", "--run-config", f'out="{out}" {config}', *options]
+        done = subprocess.run(words, check=True, env=dict(federation.environment()), capture_output=True, text=True)
+        return done.stdout + done.stderr
 
     try:
         federation.start("superlink", [*link, "--disable-runtime-dependency-installation"])
@@ -92,14 +93,14 @@ def test_flwr_run_with_the_server_in_the_superlink(tmp_path: Path, monkeypatch: 
         wait_for((out / "federation.json").exists, federation.folder)
         first = json.loads((out / "result.json").read_text())
         (out / "federation.json").unlink()
-        run("")  # refused, for there is a run
-        wait_for(lambda: f"{out} already holds a run; go on" in link_log.read_text(), federation.folder)
+        told = run("", "--stream")  # refused, for there is a run
         run('resume=true set="rounds=2"')
         wait_for((out / "federation.json").exists, federation.folder)
     finally:
         federation.stop()
     assert first["rounds"] == 1
-    assert "Traceback" not in link_log.read_text()
+    assert f"{out} already holds a run; go on" in told
+    assert "Traceback" not in told
     here("run", recipe, "--algorithm", "parallel", "--rounds", "2", *SMALL, "--out", tmp_path / "simulated")
     assert_equal(*(load_file(folder / "model.safetensors") for folder in (out, tmp_path / "simulated")))
 
