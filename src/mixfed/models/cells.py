@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from mixfed.models.products import are_large, linears
+from mixfed.models import steps
+from mixfed.models.products import are_large
 
 Tensors = tuple[Tensor, ...]
 
@@ -70,57 +70,25 @@ def _before(states: Tensor, first: Tensor) -> list[Tensor]:
 
 def _fed(h: Tensor, weight: Tensor, room: Tensor) -> Tensor:
     """What the state brings to the gates, h·weightᵀ; there is room for it."""
-    return linears(h, weight) if are_large(h, weight) else torch.bmm(h, weight.mT, out=room)
-
-
-def _tanh_(x: Tensor) -> Tensor:
-    """tanh(x) = 2·σ(2x) − 1 in x: PyTorch's own takes ten times as long as its σ."""
-    return torch.add(_MINUS_ONE, x.mul_(2).sigmoid_(), alpha=2, out=x)
+    return steps.fed(h, weight, room, are_large(h, weight))
 
 
 _MINUS_ONE = torch.tensor(-1.0)
 
 
+def _tanh_(x: Tensor) -> Tensor:
+    return steps.tanh_(x, _MINUS_ONE)
+
+
 def _gru_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
-    """r, z = σ(x_rz + W_rz·h + b_rz), m = W_n·h + b_n, n = tanh(x_n + r·m), h ← n + z·(h − n)."""
-    (h,), size = carry, carry[0].shape[-1]
-    states, memory = (given.new_empty(*given.shape[:-1], size) for _ in range(2))
-    room, bias_n = given.new_empty(*h.shape[:-1], 3 * size), bias[:, None, 2 * size :]
-    for rz, r, z, n, m, state in _steps(given[..., : 2 * size], *given.chunk(3, -1), memory, states):
-        fed = _fed(h, weight, room)
-        rz.add_(fed[..., : 2 * size]).sigmoid_()
-        torch.add(fed[..., 2 * size :], bias_n, out=m)
-        _tanh_(n.addcmul_(r, m))
-        h = torch.lerp(n, h, z, out=state)
-    return Run(states, (h.clone(),), (given, memory))
+    states, last, memory = steps.gru_forward(given, carry[0], weight, bias, are_large(carry[0], weight))
+    return Run(states, (last,), (given, memory))
 
 
 def _gru_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
-    """With u = d·(1 − z): d_n = u·(1 − n²), d_z = u·z·(h − n), d_m = d_n·r, d_r = d_m·m·(1 − r) and, for the step
-    before, d·z + W·(d_r, d_z, d_m)."""
-    size = carry[0].shape[-1]
-    gates, memory = run.trace
-    fed, given = (torch.empty_like(gates) for _ in range(2))  # by r, z, m, and by r, z, n
-    rz, d_m = fed.split([2 * size, size], -1)  # type: ignore[no-untyped-call]
-    d_h, large = d_last[0].clone(), are_large(d_last[0], weight)
-    d, u, v = (torch.empty_like(d_h) for _ in range(3))
-    steps = _back(d_states, *gates.chunk(3, -1), memory, fed, rz, d_m, given[..., : 2 * size], *given.chunk(3, -1))
-    for step, h in zip(steps, _before(run.states, carry[0]), strict=True):
-        d_state, r, z, n, m, d_fed, fed_rz, d_m, d_rz, d_r, d_z, d_n = step
-        torch.add(d_state, d_h, out=d)
-        torch.mul(d, z, out=d_h)
-        torch.sub(d, d_h, out=u)
-        torch.mul(torch.sub(h, n, out=v).mul_(z), u, out=d_z)
-        torch.addcmul(u, torch.mul(u, n, out=v), n, value=-1, out=d_n)
-        torch.mul(d_n, r, out=d_m)
-        torch.mul(d_m, m, out=v)
-        torch.addcmul(v, v, r, value=-1, out=d_r)
-        fed_rz.copy_(d_rz)
-        if large:
-            d_h.add_(linears(d_fed, weight.mT))
-        else:
-            d_h.baddbmm_(d_fed, weight)
-    return Gradient(fed, given, (d_h,), 2 * size)
+    (gates, memory), large = run.trace, are_large(carry[0], weight)
+    fed, given, first = steps.gru_backward(d_states, d_last[0], gates, memory, run.states, carry[0], weight, large)
+    return Gradient(fed, given, (first,), 2 * carry[0].shape[-1])
 
 
 def _lstm_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
@@ -147,8 +115,8 @@ def _lstm_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Te
     fed = torch.empty_like(gates)
     d_h, d_c = (x.clone() for x in d_last)
     d, v, w = (torch.empty_like(d_h) for _ in range(3))
-    steps = _back(d_states, *gates.chunk(4, -1), bent, fed, *fed.chunk(4, -1))
-    for (d_state, i, f, g, o, b, d_fed, d_i, d_f, d_g, d_o), c in zip(steps, _before(cells, carry[1]), strict=True):
+    back = _back(d_states, *gates.chunk(4, -1), bent, fed, *fed.chunk(4, -1))
+    for (d_state, i, f, g, o, b, d_fed, d_i, d_f, d_g, d_o), c in zip(back, _before(cells, carry[1]), strict=True):
         torch.add(d_state, d_h, out=d)
         torch.mul(d, o, out=v)
         d_c.add_(v).addcmul_(v.mul_(b), b, value=-1)
@@ -165,22 +133,22 @@ def _lstm_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Te
     return Gradient(fed, fed, (d_h, d_c), fed.shape[-1])
 
 
-def _rnn_forward(bend_: Callable[[Tensor], Tensor], given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
-    """h ← tanh(x + W·h + b), or with relu."""
-    h, room = carry[0], torch.empty_like(carry[0])
-    for (state,) in _steps(given):
-        h = bend_(state.add_(_fed(h, weight, room)))
-    return Run(given, (h.clone(),), ())
+def _tanh_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
+    last = steps.tanh_forward(given, carry[0], weight, are_large(carry[0], weight))
+    return Run(given, (last,), ())
 
 
 def _tanh_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
-    fed, d_h = torch.empty_like(run.states), d_last[0].clone()
-    v = torch.empty_like(d_h)
-    for d_state, state, d_fed in _back(d_states, run.states, fed):
-        d_h.add_(d_state)
-        torch.addcmul(d_h, torch.mul(d_h, state, out=v), state, value=-1, out=d_fed)
-        d_h = _fed(d_fed, weight.mT, d_h)
-    return Gradient(fed, fed, (d_h,), fed.shape[-1])
+    fed, first = steps.tanh_backward(d_states, d_last[0], run.states, weight, are_large(carry[0], weight))
+    return Gradient(fed, fed, (first,), fed.shape[-1])
+
+
+def _relu_forward(given: Tensor, carry: Tensors, weight: Tensor, bias: Tensor) -> Run:
+    """h ← max(0, x + W·h + b)."""
+    h, room = carry[0], torch.empty_like(carry[0])
+    for (state,) in _steps(given):
+        h = torch.relu_(state.add_(_fed(h, weight, room)))
+    return Run(given, (h.clone(),), ())
 
 
 def _relu_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Tensor, run: Run) -> Gradient:
@@ -191,22 +159,20 @@ def _relu_backward(d_states: Tensor, d_last: Tensors, carry: Tensors, weight: Te
     return Gradient(fed, fed, (d_h,), fed.shape[-1])
 
 
+def _all(bias: Tensor) -> Tensor:
+    return bias
+
+
 def _all_but_new(bias: Tensor) -> Tensor:
     """The GRU's recurrent bias without that of n, which r multiplies."""
     size = bias.shape[-1] // 3
     return torch.cat([bias[..., : 2 * size], torch.zeros_like(bias[..., 2 * size :])], -1)
 
 
-def _rnn(
-    bend_: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensors, Tensors, Tensor, Run], Gradient]
-) -> Cell:
-    return Cell(1, lambda b: b, partial(_rnn_forward, bend_), backward)
-
-
 CELLS = {
     "GRU": Cell(1, _all_but_new, _gru_forward, _gru_backward),
-    "LSTM": Cell(2, lambda b: b, _lstm_forward, _lstm_backward),
-    "RNN_TANH": _rnn(_tanh_, _tanh_backward),
-    "RNN_RELU": _rnn(torch.relu_, _relu_backward),
+    "LSTM": Cell(2, _all, _lstm_forward, _lstm_backward),
+    "RNN_TANH": Cell(1, _all, _tanh_forward, _tanh_backward),
+    "RNN_RELU": Cell(1, _all, _relu_forward, _relu_backward),
 }
 """By the names that PyTorch has for them."""
