@@ -1,7 +1,7 @@
 """Products of large matrices by oneDNN, which PyTorch asks for other things only.
 
 For matrices in 32 bits PyTorch calls another library (MKL), which on some processors uses half of what they can do:
-there oneDNN is twice as fast from a few million operations on. On others both are equal. What is small, in another
+there oneDNN is twice as fast from some ten million operations on. On others both are equal. What is small, in another
 precision or on another device is left to PyTorch.
 
 :func:`linear` is ``F.linear`` with such products, alone, differentiated and under vmap, where each client has its own.
@@ -18,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from mixfed.models import vmap
 
-LARGE = 4_000_000
+LARGE = 8_000_000
 """FLOPs of a product from which on oneDNN makes up for what it takes to begin."""
 
 ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
