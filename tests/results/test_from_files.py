@@ -85,6 +85,12 @@ def test_who_is_ahead_in_every_cell_and_by_how_much(tmp_path: Path) -> None:
     assert "| slow | **Oracle** | 0.521 ± 0.030 | FedAvg | 0.101 ± 0.013 |" in sure
     by_loss = page("<!-- winners tiny loss: FedAvg; Oracle -->\n<!-- end -->", found(tmp_path))
     assert "| fast | Oracle | 0.480 ± 0.014 | FedAvg | 0.100 ± 0.127 |" in by_loss
+    incomplete = found(tmp_path)
+    runs = incomplete("tiny")[1].runs
+    for key in [key for key in runs if key.label == "Oracle" and key.cell == "fast"]:
+        del runs[key]
+    assert "Ahead: Oracle in 1 of 2 cells; 1 are not complete." in page(block, incomplete)
+    assert "| fast |" not in page(block, incomplete)
     with pytest.raises(InputError, match="did you mean 'Oracle'"):
         page("<!-- winners tiny accuracy: Oracel -->\n<!-- end -->", found(tmp_path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from mixfed.errors import InputError
@@ -148,7 +149,7 @@ def winners(arguments: str, find: Found) -> str:
     """``NAME METRIC[: LABEL; …]``: for each cell the best of all methods, or of these, and its lead over the second.
 
     The lead is a mean of paired differences over seeds with its 95% interval; a winner is in bold if all of that is
-    above 0.
+    above 0. Cells in which one of the methods has not run, or stopped, have no winner.
     """
     spec, _, listed = arguments.partition(":")
     words = spec.split(maxsplit=1)
@@ -157,36 +158,35 @@ def winners(arguments: str, find: Found) -> str:
         return nothing_stored(definition)
     metric = words[1].strip() if len(words) > 1 else definition.metric
     items = [item.strip() for item in listed.split(";") if item.strip()]
-    methods = [definition.method(item).label for item in items] or [method.label for method in definition.runs]
-    found = [_won(definition, stored, methods, cell.label, metric) for cell in definition.cells]
-    table = markdown(["", "ahead", metric, "second", "by"], [row for row, _ in found])
-    won = [winner for _, winner in found if winner]
-    counts = [f"{label} in {won.count(label)}" for label in sorted(set(won), key=lambda label: -won.count(label))]
-    told = f"Ahead: {', '.join(counts)} of {len(won)} cells.\n\n" if won else ""
-    return f"{table}\n\n{told}{caption(definition, stored)}"
+    methods = [definition.method(item) for item in items] or definition.runs
+    found = {cell.label: _won(definition, stored, methods, cell.label, metric) for cell in definition.cells}
+    rows = {cell: row for cell, row in found.items() if row}
+    table = markdown(["", "ahead", metric, "second", "by"], [[cell, *row] for cell, row in rows.items()])
+    won = Counter(row[0].strip("*") for row in rows.values())
+    told = ", ".join(f"{label} in {count}" for label, count in won.most_common())
+    rest = f"; {len(found) - len(rows)} are not complete" if len(rows) < len(found) else ""
+    return f"{table}\n\nAhead: {told or 'nobody'} of {len(found)} cells{rest}.\n\n{caption(definition, stored)}"
 
 
-def _won(definition: Definition, stored: Stored, methods: list[str], cell: str, metric: str) -> tuple[list[str], str]:
-    """A row of the table, and who is ahead; nobody where fewer than two methods have run, or one of them stopped."""
+def _won(definition: Definition, stored: Stored, methods: Sequence[Method], cell: str, metric: str) -> list[str]:
+    """Who is ahead in a cell, with which figure, of whom and by how much; nothing where that is not known."""
     figures: dict[str, dict[int, float]] = {}
-    for label in methods:
-        values = values_of(definition, stored, label, cell, metric)
-        numbers = {seed: value for seed, value in values.items() if value is not None}
-        if numbers and len(numbers) == len(values):
-            figures[label] = numbers
+    for method in (method for method in methods if cell in definition.cells_of(method)):
+        values = values_of(definition, stored, method.label, cell, metric)
+        figures[method.label] = {seed: value for seed, value in values.items() if value is not None}
+        if not values or len(figures[method.label]) < len(values):
+            return []
     sign = -1.0 if smaller_is_better(metric) else 1.0
     ranked = sorted(figures, key=lambda label: -sign * sum(figures[label].values()) / len(figures[label]))
-    if len(ranked) < 2:
-        return [cell, NOTHING, NOTHING, NOTHING, NOTHING], ""
-    first, second = ranked[:2]
-    shared = figures[first].keys() & figures[second].keys()
+    shared = figures[ranked[0]].keys() & figures[ranked[1]].keys() if len(ranked) > 1 else set()
     if not shared:
-        return [cell, first, NOTHING, second, NOTHING], first
-    lead = difference({seed: sign * (figures[first][seed] - figures[second][seed]) for seed in sorted(shared)})
+        return []
+    first, second = (figures[label] for label in ranked[:2])
+    lead = difference({seed: sign * (first[seed] - second[seed]) for seed in sorted(shared)})
     by = number(definition, metric, lead.mean)
     by += "" if lead.half is None else f" ± {number(definition, metric, lead.half)}"
-    told = f"**{first}**" if lead.low > 0 else first
-    return [cell, told, shown(definition, metric, list(figures[first].values())), second, _signed(by)], first
+    told = f"**{ranked[0]}**" if lead.low > 0 else ranked[0]
+    return [told, shown(definition, metric, list(first.values())), ranked[1], _signed(by)]
 
 
 def tuning(arguments: str, find: Found) -> str:
