@@ -68,7 +68,7 @@ def test_other_changes_are_refused(name: str) -> None:
 
 def test_only_images_that_are_not_cached_are_changed() -> None:
     network = augment(torch.nn.Linear(4, 2), ["flip"]).train()
-    with pytest.raises(InputError, match="not given a batch of images"):
+    with pytest.raises(InputError, match="Only a batch of images can be mirrored"):
         network(torch.rand(3, 4))
     request = Request("digits", ['model.augment=["flip"]', 'model.cached=["0"]', 'model.trained=["2"]'])
     with pytest.raises(InputError, match="cannot run them once"):

@@ -30,7 +30,9 @@ def augment(network: nn.Module, changes: Sequence[str]) -> nn.Module:
         if not module.training:
             return given
         if not isinstance(images, Tensor) or images.ndim != 4:
-            raise InputError("model.augment changes images, and the network is not given a batch of images.")
+            raise InputError(
+                "Only a batch of images can be mirrored or moved at random, and the network is given something else."
+            )
         for apply in made:
             images = apply(images)
         return (images, *others)
