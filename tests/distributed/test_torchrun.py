@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mixfed.cli.common import Interrupts
+from mixfed.errors import RunStopped
 from tests.cli.tools import environment, here, lines, refused
 
 RUN = ["run", "lg-digits", "--executor", "loop", "--deterministic-sum", "--rounds", "60"]
@@ -104,6 +106,19 @@ def test_restarted_by_itself(tmp_path: Path, straight: Path) -> None:
     assert json.loads(told.splitlines()[-1])["rounds"] == 60
     assert_same(out, straight)
     assert torch.equal(*(load_file(folder / "model.safetensors")["1.weight"] for folder in (out, straight)))
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_signal_does_not_cut_off_what_a_failed_rank_says(monkeypatch: pytest.MonkeyPatch, started: bool) -> None:
+    """torchrun sends SIGTERM as soon as another rank has died, perhaps before this one has said so."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none") if started else monkeypatch.delenv("TORCHELASTIC_RUN_ID", False)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RunStopped), Interrupts():
+            raise RunStopped("Another rank was lost")
+        assert (signal.getsignal(signal.SIGTERM) == signal.SIG_IGN) == started
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 THREADS = """

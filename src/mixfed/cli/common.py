@@ -100,8 +100,10 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Where a rank was lost, torchrun sends the others SIGTERM, which must not cut off the sentence about it."""
+        fails = kind is not None and started_by_torchrun()
         for number, handler in self._former.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if fails and number == signal.SIGTERM else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
