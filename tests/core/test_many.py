@@ -58,7 +58,8 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def scores(outputs: Any) -> Tensor:
-    return outputs["scores"] if isinstance(outputs, dict) else outputs
+    found: Tensor = outputs["scores"] if isinstance(outputs, dict) else outputs
+    return found
 
 
 @pytest.mark.usefixtures("room")

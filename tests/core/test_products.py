@@ -48,7 +48,7 @@ def test_other_precisions_are_left_to_pytorch(dtype: torch.dtype) -> None:
 def gradients(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
     leaves = [x.clone().requires_grad_() for x in given]
     first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
-    return *first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+    return *first, *torch.autograd.grad(torch.stack([x.square().sum() for x in first]).sum(), leaves)
 
 
 def test_gradients_and_their_gradients() -> None:
