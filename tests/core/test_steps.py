@@ -50,3 +50,15 @@ def test_what_cannot_be_scripted_runs_as_python(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.jit, "script", refuse)
     twice = steps.without_lock(lambda x: 2 * x)
     assert float(twice(torch.tensor(3.0))) == 6.0
+
+
+def test_without_torchscript_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(function: Any) -> Any:
+        raise RuntimeError("it is gone")
+
+    monkeypatch.setattr(torch.jit, "script", refuse)
+    assert steps.without_lock(lambda x: x + 1)(2) == 3
+    assert "run as Python" in caplog.text
+    assert "it is gone" in caplog.text

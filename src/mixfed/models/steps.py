@@ -3,13 +3,14 @@
 A step is a handful of small operators, and each of them takes the interpreter's lock: threads that train different
 clients would wait for each other more than they work. TorchScript runs a whole loop without it. PyTorch wants it to be
 replaced by its compiler, which takes half a minute for such a loop; where a version of PyTorch lacks it, the same
-functions run as Python.
+functions run as Python, and a warning says so.
 
 ``large`` says that the products of single networks are oneDNN's (:mod:`mixfed.models.products`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 _scripting = threading.Lock()
+_log = logging.getLogger("mixfed")
 
 
 def without_lock(function: Callable[P, R]) -> Callable[P, R]:
@@ -43,7 +45,9 @@ def _scripted(function: Callable[P, R]) -> Callable[P, R]:
         warnings.simplefilter("ignore")  # see above
         try:
             return torch.jit.script(function)
-        except (AttributeError, RuntimeError):
+        except (AttributeError, RuntimeError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _log.warning("Recurrent steps run as Python, one thread at a time: no TorchScript here (%s).", why)
             return function
 
 
