@@ -25,7 +25,8 @@ from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.scores import metric_names, require_metric
 from mixfed.experiments.watch import Interrupted, Watch
 
-LATE = ("fedasync", "fedbuff", "ca2fl")
+LATE = ("fedasync", "fedbuff")
+"""Methods that late clients alone are a reason for. CA2FL is not: it also evens out who is asked in a round."""
 PERSONAL = ("local", "mtl", "lg_fedavg")
 GUIDED = ("feddle", "feddf")
 MIXED = ("parallel", "example_transfer", "gradient_1way", "gradient_2way")
