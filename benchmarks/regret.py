@@ -128,7 +128,7 @@ TASKS = [
     Task("lg-rotated-quick", 20, ("algorithms.lg_fedavg.warm_start=10", "data.joining.round=15",
                                   "data.joining.settle=3"), 3, 1),
     Task("movies-100k", 30, minutes=5),
-    Task("feddle-cifar10-quick", 40),
+    Task("feddle-cifar10-quick", 40, minutes=3),
     Task("reviews", 20, SHARED, minutes=5, write=_reviews),
     Task("feddle-cifar100-quick", 40, seeds=3),
     Task("lg-cifar10-quick", 20, ("algorithms.lg_fedavg.warm_start=14",)),
