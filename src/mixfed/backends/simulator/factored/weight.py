@@ -83,22 +83,14 @@ class Weight:
         """x·Wᵢᵀ for x [clients, n, in]; ``ready`` is x·Wᵀ with the shared part, where that is known."""
         z = linear(x, self.shared) if ready is None else ready
         for (inputs, gradients), scale in self.own:
-            near = torch.bmm(x, inputs.mT)
-            if isinstance(scale, Tensor):
-                z = torch.baddbmm(z, near * scale, gradients)
-            else:
-                z = torch.baddbmm(z, near, gradients, alpha=scale)
+            z = _added(z, x, inputs, gradients, scale)
         return z
 
     def back(self, d: Tensor) -> Tensor:
         """d·Wᵢ for d [clients, n, out]."""
         x = linear(d, self.shared.mT)
         for (inputs, gradients), scale in self.own:
-            near = torch.bmm(d, gradients.mT)
-            if isinstance(scale, Tensor):
-                x = torch.baddbmm(x, near * scale, inputs)
-            else:
-                x = torch.baddbmm(x, near, inputs, alpha=scale)
+            x = _added(x, d, gradients, inputs, scale)
         return x
 
     def add(self, pairs: list[Pairs], k: int) -> None:
@@ -113,3 +105,11 @@ class Weight:
         shared = (self.start,) if self.correction is None else (self.start, self.correction)
         steps = [2 + k for _, steps in self.blocks for k in steps]
         return Factors(shared, own[:, : len(shared)], tuple(pairs for pairs, _ in self.blocks), own[:, steps])
+
+
+def _added(onto: Tensor, x: Tensor, near: Tensor, far: Tensor, scale: Tensor | float) -> Tensor:
+    """onto + scale·(x·nearᵀ)·far of every client; a scale of each client's own is a tensor."""
+    close = torch.bmm(x, near.mT)
+    if isinstance(scale, Tensor):
+        return torch.baddbmm(onto, close * scale, far)
+    return torch.baddbmm(onto, close, far, alpha=scale)
