@@ -53,6 +53,27 @@ def test_two_parts_make_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert problems(store, None, str(path)) == []
 
 
+def test_a_run_that_another_experiment_has_stored_is_taken_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(str(tiny(tmp_path)), "--only", "FedAvg", "--cells", "fast", "--set", "simulator.executor=loop")
+    other = tiny(
+        tmp_path, TINY.replace('label = "FedAvg"', 'label = "mean"').replace('["FedAvg"]', '["mean"]'), "other"
+    )
+    monkeypatch.setattr("mixfed.experiments.reproduce.perform.train_all", None)  # nothing may be trained
+    command(str(other), "--only", "mean", "--cells", "fast")
+    store = Store("results")
+    ours, theirs = store.read("other").runs, store.read("tiny").runs
+    assert list(ours) == [Key("mean", "fast", 0), Key("mean", "fast", 1)]
+    for key, record in ours.items():
+        source = theirs[Key("FedAvg", "fast", key.seed)]
+        assert record["metrics"] == source["metrics"]
+        assert record["taken_from"] == "tiny"
+        assert "taken_from" not in source
+    assert problems(store, None, str(other)) == []
+
+
 def test_a_run_is_what_its_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tiny(tmp_path)

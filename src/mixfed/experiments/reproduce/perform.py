@@ -61,8 +61,9 @@ def reproduce(
         if _is_busy(folder):
             say(f"{run.key}: another process is at it, so it is left out here.")
             continue
-        found = _run(run, folder, watch, deal)
-        stored = add(lambda before, entry=found: before.with_run(entry, environment()))  # type: ignore[misc]
+        known = store.same(run.fingerprint())
+        found, place = _taken(run, *known) if known else (_run(run, folder, watch, deal), environment())
+        stored = add(lambda before, entry=found, at=place: before.with_run(entry, at))  # type: ignore[misc]
         if watch.should_stop():
             raise Interrupted(f"{len(stored.runs)} of {len(order)} runs")
     return add(lambda before: before)
@@ -91,6 +92,12 @@ def _is_busy(folder: RunFolder) -> bool:
             return False
     except Timeout:
         return True
+
+
+def _taken(run: Planned, stored: Stored, record: Record) -> tuple[Record, Record]:
+    """The run that another experiment has stored with the same settings, as one of this, and where it was made."""
+    about = {**run.key._asdict(), "command": run.command(), "taken_from": stored.experiment}
+    return record | about, stored.environments[record["environment"]]
 
 
 def _run(run: Planned, folder: RunFolder, watch: Watch, deal: Dealer) -> Record:

@@ -99,6 +99,15 @@ class Store:
             return Stored(name)
         return parsed(path.read_bytes(), str(path), name)
 
+    def same(self, fingerprint: str) -> tuple[Stored, Record] | None:
+        """A run of these settings that any experiment has stored, so that nobody makes it twice."""
+        for name in self.names():
+            stored = self.read(name)
+            for record in stored.runs.values():
+                if record["fingerprint"] == fingerprint and "stopped" not in record:
+                    return stored, record
+        return None
+
     def update(self, name: str, change: Callable[[Stored], Stored], order: Sequence[Key]) -> Stored:
         """Reads, changes and writes a file while no other process does; runs are in this order."""
         with self._locked(name):
