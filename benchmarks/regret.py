@@ -1,6 +1,6 @@
 """What is lost by following ``mixfed advise``: the best of all methods on test data against the first advice.
 
-    python benchmarks/regret.py --data DIR                  # goes on where it stopped; one JSON line for each task
+    python benchmarks/regret.py --data DIR                  # measures what is missing; one JSON line for each task
     python benchmarks/regret.py --data DIR --again          # asks for advice anew, and reuses the figures of methods
     python benchmarks/regret.py --table                     # the table of what was measured, in Markdown
 
@@ -21,6 +21,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,23 +118,24 @@ def _inside(package: str, file: str) -> Path:
 
 SHARED = ("data.central.kind=fraction", "data.central.fraction=0.1")
 UNLIKE = ("data.partition.kind=dirichlet", "data.partition.alpha=0.5")
+LIGHT = ("client.epochs=1", "central.steps=20")
 TASKS = [
     Task("feddle-cost-quick", 30, seeds=3, minutes=1),
     Task("segments", 60, (*SHARED, *UNLIKE), 3, 0.5, write=_segments),
     Task("fashion-split", 30, seeds=3, minutes=1.5),
     Task("lg-text-quick", 24, ("algorithms.lg_fedavg.warm_start=16",), 3, 1.5),
-    Task("lg-adult-quick", 8, ("algorithms.lg_fedavg.warm_start=0",), minutes=1.5),
-    Task("feddle-fashion-ood-quick", 50, minutes=1.5),
-    Task("feddle-cifar10-ood-quick", 40),
+    Task("lg-adult-quick", 8, ("algorithms.lg_fedavg.warm_start=0",), 3, 1.5),
+    Task("feddle-fashion-ood-quick", 50, seeds=3, minutes=1.5),
+    Task("feddle-cifar10-ood-quick", 40, seeds=3),
     Task("lg-rotated-quick", 20, ("algorithms.lg_fedavg.warm_start=10", "data.joining.round=15",
                                   "data.joining.settle=3"), 3, 1),
-    Task("movies-100k", 30, minutes=5),
-    Task("feddle-cifar10-quick", 40, minutes=3),
-    Task("reviews", 20, SHARED, minutes=5, write=_reviews),
+    Task("movies-100k", 30, seeds=3, minutes=5),
+    Task("feddle-cifar10-quick", 40, seeds=3, minutes=3),
+    Task("reviews", 20, SHARED, 3, 5, write=_reviews),
     Task("feddle-cifar100-quick", 40, seeds=3),
-    Task("lg-cifar10-quick", 20, ("algorithms.lg_fedavg.warm_start=14",)),
-    Task("language", 12, minutes=2),
-    Task("feddle-fashion-cnn-quick", 20, minutes=1.5),
+    Task("lg-cifar10-quick", 20, ("algorithms.lg_fedavg.warm_start=14",), 3),
+    Task("language", 12, seeds=3, minutes=2),
+    Task("feddle-fashion-cnn-quick", 20, seeds=3, minutes=1.5),
     Task("breast-cancer", 60, ("data.central.kind=labels", "data.central.client_labels=[0]"), 3, 0.5,
          write=_breast_cancer),
     Task("digits", 60, seeds=3, minutes=0.5),
@@ -141,50 +143,53 @@ TASKS = [
     Task("smile", 100, seeds=3),
     Task("feddle-writers-quick", 50, seeds=3),
     Task("lg-mnist-quick", 40, ("algorithms.lg_fedavg.warm_start=20",), 3, 1),
-    Task("feddle-fashion-quick", 50, minutes=4),
+    Task("feddle-fashion-quick", 50, seeds=3, minutes=4),
     Task("phishing", 60, (*SHARED, *UNLIKE), 3, 1.5, seen=False, write=_phishing),
     Task("bananas", 60, (*SHARED, *UNLIKE), 3, 1.5, write=_bananas),
     Task("digits-shared", 60, (*SHARED, *UNLIKE), 3, 0.5, seen=False, recipe="digits"),
+    Task("lg-cifar10", 20, ("algorithms.lg_fedavg.warm_start=14",), 3, 1.5, seen=False),
+    Task("lg-mnist", 16, ("algorithms.lg_fedavg.warm_start=8",), 3, 2.5, seen=False),
+    Task("lg-rotated", 16, ("algorithms.lg_fedavg.warm_start=8", "data.joining.round=12", "data.joining.settle=3"), 3,
+         2.5, seen=False),
+    Task("lg-adult", 2, ("algorithms.lg_fedavg.warm_start=0", "client.epochs=1", "auxiliary.pretrain=2"), 3, 3,
+         seen=False),
+    Task("lg-text", 8, ("algorithms.lg_fedavg.warm_start=4",), 2, 3.5, seen=False),
+    Task("movies", 12, seeds=3, minutes=4, seen=False),
+    Task("feddle-pretrained", 20, seeds=3, minutes=4, seen=False),
+    Task("feddle-pretrained-ood", 20, seeds=3, minutes=2.5, seen=False),
+    Task("feddle-cifar100", 8, LIGHT, 2, 4, seen=False),
+    Task("feddle-cifar10-ood", 8, LIGHT, 2, 2, seen=False),
+    Task("feddle-fashion-ood", 8, LIGHT, 2, 2.5, seen=False),
+    Task("feddle-cifar10", 8, LIGHT, 2, 5, seen=False),
+    Task("feddle-fashion", 8, LIGHT, 2, 4, seen=False),
+    Task("feddle-writers", 8, LIGHT, 2, 5, seen=False),
+    Task("feddle-cost", 4, seeds=2, minutes=5, seen=False),
 ]  # fmt: skip
 
 
 def measure(task: Task, recipe: str, data: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a task: every method's test figures, the advice, and what following it gave.
 
-    ``known`` is the earlier row of the task, whose test figures of methods are taken as they are.
+    ``known`` is the earlier row of the task, whose test figures and advice are taken as they are; without its advice,
+    advice is asked for anew.
     """
     began = time.process_time()
     settings = ["simulator.threads=1", *task.settings]
     request = Request(recipe, settings, data=data, rounds=task.rounds)
-    base = request.base()
-    first = advise(request, task.minutes, clock=time.process_time)
-    entry, asked = first.advice[0], time.process_time()
-    scenarios: dict[int, Any] = {}
-
-    def figures(name: str, seeds: int, had: list[float] | str, settings: Mapping[str, Any]) -> list[float] | str:
-        """The test figures of the first seeds, of which some may be known."""
-        found = had
-        while not isinstance(found, str) and len(found) < seeds:
-            seed = len(found)
-            try:
-                whole = request.on(dict(base), algorithm=name, seed=seed, **settings)
-                if seed not in scenarios:
-                    scenarios[seed] = build_scenario(whole)
-                result = build(_judged(whole, first.metric), scenarios[seed]).run()
-            except (InputError, RunStopped) as error:
-                return str(error)
-            found = [*found, round(float(result.metrics[first.metric]), 5)]
-        return found
-
-    had = known.get("methods", {}) if _same(task, known) and known["metric"] == first.metric else {}
+    known = known if _same(task, known) else {}
+    told = {key: known[key] for key in TOLD} if "advice" in known else _ask(request, task)
+    metric, entry = told["metric"], told["advice"][0]
+    figures = partial(_figures, request, metric, {})
+    had = known["methods"] if known and known["metric"] == metric else {}
     methods = {name: figures(name, 1, had.get(name, []), {}) for name, kind in ALGORITHMS.items() if not kind.oracle}
-    for name in _best_of_first_seed(methods, first.metric):
+    for name in _best_of_first_seed(methods, metric):
         methods[name] = figures(name, task.seeds, methods[name], {})
     same = not entry["settings"] and entry["algorithm"] in methods
-    advised = figures(entry["algorithm"], task.seeds, methods[entry["algorithm"]] if same else [], entry["settings"])
+    before = methods[entry["algorithm"]] if same else known["advised"] if "advice" in known else []
+    advised = figures(entry["algorithm"], task.seeds, before, entry["settings"])
     if same:
         methods[entry["algorithm"]] = advised
-    return {
+    row = {
         "task": task.name,
         "packaged": task.write is None,
         "seen": task.seen,
@@ -192,18 +197,55 @@ def measure(task: Task, recipe: str, data: Path | None, known: Mapping[str, Any]
         "seeds": task.seeds,
         "minutes": task.minutes,
         "settings": list(task.settings),
-        "metric": first.metric,
         "methods": methods,
-        "advice": [{key: known[key] for key in ("algorithm", "settings")} for known in first.advice],
         "advised": advised,
-        "trials": [_short(trial, first.metric) for trial in first.trials],
-        "time": first.time,
-        "seconds": {"advice": round(asked - began), "all": round(time.process_time() - began)},
+    }
+    return row | told | {"seconds": told["seconds"] | {"all": round(time.process_time() - began)}}
+
+
+TOLD = ("metric", "advice", "trials", "time", "seconds")
+"""What a row has of the advice."""
+
+
+def _ask(request: Request, task: Task) -> dict[str, Any]:
+    """The advice in a task's minutes, and the trials behind it."""
+    began = time.process_time()
+    found = advise(request, task.minutes, clock=time.process_time)
+    return {
+        "metric": found.metric,
+        "advice": [{key: entry[key] for key in ("algorithm", "settings")} for entry in found.advice],
+        "trials": [_short(trial, found.metric) for trial in found.trials],
+        "time": found.time,
+        "seconds": {"advice": round(time.process_time() - began)},
     }
 
 
+def _figures(
+    request: Request,
+    metric: str,
+    scenarios: dict[int, Any],
+    name: str,
+    seeds: int,
+    had: list[float] | str,
+    settings: Mapping[str, Any],
+) -> list[float] | str:
+    """A method's test figures with the first seeds, of which some may be known, or why it has none."""
+    found = had
+    while not isinstance(found, str) and len(found) < seeds:
+        seed = len(found)
+        try:
+            whole = request.on(request.base(), algorithm=name, seed=seed, **settings)
+            if seed not in scenarios:
+                scenarios[seed] = build_scenario(whole)
+            result = build(_judged(whole, metric), scenarios[seed]).run()
+        except (InputError, RunStopped) as error:
+            return str(error)
+        found = [*found, round(float(result.metrics[metric]), 5)]
+    return found
+
+
 def _same(task: Task, row: Mapping[str, Any]) -> bool:
-    """Whether methods of an earlier row were trained as the task's are."""
+    """Whether an earlier row was measured as the task's is."""
     return bool(row) and (row["rounds"], row["settings"]) == (task.rounds, list(task.settings))
 
 
@@ -310,12 +352,15 @@ def main() -> None:
     rows = {row["task"]: row for row in load(given.out)}
     wanted = given.tasks.split(",") if given.tasks else [task.name for task in TASKS]
     for task in [] if given.table else TASKS:
-        if task.name not in wanted or (task.name in rows and not given.again):
+        known = rows.get(task.name, {})
+        if task.name not in wanted or (known and known["seeds"] >= task.seeds and not given.again):
             continue
+        if given.again:
+            known.pop("advice", None)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 recipe = str(task.write(Path(folder))) if task.write else task.recipe or task.name
-                row = measure(task, recipe, None if task.write else given.data, rows.get(task.name, {}))
+                row = measure(task, recipe, None if task.write else given.data, known)
             except InputError as error:
                 print(f"{task.name}: {error}", flush=True)
                 continue

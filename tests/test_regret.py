@@ -59,7 +59,7 @@ def test_only_methods_with_all_seeds_are_the_best_of_all(regret: Any) -> None:
 
 
 def test_known_figures_are_reused_and_the_advice_is_asked_for_anew(
-    regret: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    regret: Any,
 ) -> None:
     """Of a method that is known nothing is trained; of the best with fewer seeds than wanted, the missing ones."""
     task = regret.Task("digits", 2, seeds=1, minutes=0.02)
@@ -71,3 +71,20 @@ def test_known_figures_are_reused_and_the_advice_is_asked_for_anew(
     assert all(len(trial) == 6 for trial in found["trials"])
     other = regret.measure(task, "digits", None, known | {"rounds": 3, "methods": {"fedavg": [0.125]}})
     assert other["methods"]["fedavg"] != [0.125]
+
+
+def test_missing_seeds_are_trained_and_the_advice_is_not_asked_for_again(
+    regret: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name, entry in regret.ALGORITHMS.items() if not entry.oracle]
+    told = {"trials": [], "time": "", "metric": "accuracy", "seconds": {"advice": 1, "all": 2}}
+    advice = [{"algorithm": "center", "settings": {"central.learning_rate": 0.01}}]
+    known = row(task="digits", rounds=2, seeds=1, settings=[], methods={name: [0.125] for name in names}) | told
+    monkeypatch.setattr(regret, "advise", None)
+    found = regret.measure(
+        regret.Task("digits", 2, seeds=2), "digits", None, known | {"advice": advice, "advised": [1]}
+    )
+    assert found["advice"] == advice
+    assert found["advised"][0] == 1
+    assert len(found["advised"]) == found["seeds"] == 2
+    assert sum(len(figures) == 2 for figures in found["methods"].values()) == regret.BEST

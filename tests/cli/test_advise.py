@@ -66,6 +66,38 @@ def test_objects_of_ones_own() -> None:
     assert any("The features of clients and centre are very unlike" in sentence for sentence in found.look)
 
 
+def chances(labels: str, rate: float) -> mf.Task:
+    """Points of the plane, whose labels are their side or drawn at random."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(800, 2)).astype(np.float32)
+    y = (x[:, 1] > 0).astype(np.int64) if labels == "sides" else draw.integers(0, 2, 800)
+    clients = mf.FederatedData.from_arrays({"x": x, "y": y}, np.arange(800) % 8)
+    torch.manual_seed(0)
+    how = {"steps": 5, "learning_rate": rate}
+    return mf.Task(nn.Linear(2, 2), clients, {"x": x[:9], "y": y[:9]}, rounds=6, cohort=4, client=how)
+
+
+def test_the_advice_says_when_no_method_has_learnt_anything() -> None:
+    """No label can be told from the point, so the best of all methods is one that guessed well."""
+    found = mf.advise(chances("drawn", 0.1), minutes=0.05, progress=False)
+    assert found.warning.startswith("No method has learnt anything: the best accuracy, ")
+    assert "is no better than always the commonest answer (" in found.warning
+    assert found.warning in repr(found)
+    assert found.json()["warning"] == found.warning
+
+
+def test_the_advice_says_when_nothing_is_better_than_before_training() -> None:
+    found = mf.advise(chances("sides", 1e-9), minutes=0.05, metric="loss", progress=False)
+    assert "no better than before training" in found.warning
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_nothing_is_said_where_methods_learn(metric: str) -> None:
+    found = mf.advise(chances("sides", 0.3), minutes=0.05, metric=metric, progress=False)
+    assert not found.warning
+    assert set(found.json()) == {"advice", "ruled_out"}
+
+
 def test_what_is_seen_and_kept_apart() -> None:
     request = Request("digits")
     recipe = request.on(request.base())

@@ -25,6 +25,8 @@ def execute(request: Request, minutes: float, metric: str | None, out: Path | No
     write_json(out / "advice.json", found.json() | found.behind())
     stdout.print("\n".join(found.look), soft_wrap=True)
     stdout.print(_table(found))
+    if found.warning:
+        stdout.print(found.warning, soft_wrap=True, style="yellow")
     for number, entry in enumerate(found.advice):
         stdout.print(f"{number + 1}. {entry['why']}", soft_wrap=True)
     stdout.print("Ruled out:")

@@ -11,12 +11,16 @@ from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.batches import gather
+from mixfed.core.layout import channels_last
 from mixfed.core.losses import binary_cross_entropy, cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
+
+OF_IMAGES = 128
+"""Convolutions answer so many examples at a time at most: what lies between their layers then stays in the cache."""
 
 
 def predict(model: Model, params: Params, inputs: Any, *, raw: bool = False, batch_size: int = 1024) -> Tensor:
@@ -34,7 +38,9 @@ def predict(model: Model, params: Params, inputs: Any, *, raw: bool = False, bat
 
 def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
     """The batches of a set in order, each with the model's outputs in 32 bits at least."""
-    weights = tree.cast(params, model.dtype)
+    weights = channels_last(tree.cast(params, model.dtype))
+    if any(x.ndim == 4 for x in weights.values()):
+        batch_size = min(batch_size, OF_IMAGES)
     for start in range(0, len(data), batch_size):
         batch = gather(data, np.arange(start, min(start + batch_size, len(data))), model.device)
         with explained("The model cannot answer"):

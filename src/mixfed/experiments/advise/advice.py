@@ -15,8 +15,10 @@ from typing import Any
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.errors import InputError, RunStopped
 from mixfed.evaluate.probe.advice import LARGE
+from mixfed.experiments.advise.learning import nothing_learnt
 from mixfed.experiments.advise.look import Look, look_at, with_validation
 from mixfed.experiments.advise.trials import PATIENCE, STEPS, TRYING, Field, Trial, affordable_rounds
+from mixfed.experiments.build import build
 from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.report.tables import amount, figure
@@ -52,6 +54,7 @@ class Advice:
     """``advice`` has the best method first, each with settings and why; ``ruled_out`` has a reason for each other.
 
     ``look`` is what was seen of the data, ``trials`` a row for each trial, and ``time`` says whether there was enough.
+    ``warning`` is a sentence if no method has learnt anything.
     """
 
     advice: list[dict[str, Any]]
@@ -60,10 +63,12 @@ class Advice:
     trials: list[dict[str, Any]]
     metric: str
     time: str
+    warning: str = ""
 
     def json(self) -> dict[str, Any]:
         """What the command ends with."""
-        return {"advice": self.advice, "ruled_out": self.ruled_out}
+        told = {"advice": self.advice, "ruled_out": self.ruled_out}
+        return told | {"warning": self.warning} if self.warning else told
 
     def behind(self) -> dict[str, Any]:
         """What the advice rests on."""
@@ -72,7 +77,8 @@ class Advice:
     def __repr__(self) -> str:
         best = [f"{n + 1}. {entry['why']}" for n, entry in enumerate(self.advice)]
         not_these = [f"Not {name}: {why}" for name, why in self.ruled_out.items()]
-        return "\n".join([*self.look, *best, *not_these, self.time])
+        warning = [self.warning] if self.warning else []
+        return "\n".join([*self.look, *warning, *best, *not_these, self.time])
 
 
 def advise(
@@ -118,6 +124,7 @@ def advise(
     advised = _one_each(ranked, metric)
     kept = {trial.algorithm for trial in advised}
     ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], best[0], field)
+    plain = build(tried(every, "fedavg"), with_validation(scenario, recipe.seed))
     return Advice(
         [_advice(trial, ranked[0], recipe.rounds, metric) for trial in advised],
         ruled_out,
@@ -125,6 +132,7 @@ def advise(
         [_row(trial, metric) for trial in [*ranked, *others]],
         metric,
         _time_told(trials, minutes),
+        nothing_learnt(plain, metric, ranked[0].score(metric)),
     )
 
 
