@@ -26,7 +26,7 @@ from tests.algorithms.test_table import assert_equal
 from tests.cli.tools import here, mixfed
 from tests.warm import ROOT
 
-pytestmark = pytest.mark.xdist_group("federation")
+pytestmark = pytest.mark.xdist_group("apps")
 
 SMALL = ["--set", "data.partition.clients=6", "--set", "cohort=6", "--set", "evaluate.every=1"]
 SMALL += ["--set", "simulator.executor=loop", "--set", "checkpoint.every=1"]

@@ -324,6 +324,20 @@ def test_nobody_there_is_told_in_a_sentence(tmp_path: Path) -> None:
         on(ScriptedGrid(other))
 
 
+def test_nobody_is_waited_for_when_all_sites_that_there_can_be_were_refused(tmp_path: Path) -> None:
+    """Sites of another experiment, whose app fails, or whose processes have ended. One of four may still come."""
+    grid = grid_of("fedavg", tmp_path, lambda node, parcel: Fate(error="no module named net" if node == 4 else ""))
+    for node in (1, 2, 3):
+        grid.sites[node].experiment = "another"
+    with pytest.raises(mf.RunStopped, match="No site joins the run: One side runs the experiment"):
+        on(grid, backend=grid.backend(possible=lambda: 4))
+    assert grid.now < 2
+    with pytest.raises(mf.RunStopped, match="within 5 seconds"):
+        on(grid, backend=grid.backend(possible=lambda: 5))
+    with pytest.raises(mf.RunStopped, match="all of them have ended"):
+        on(ScriptedGrid({}), backend=ScriptedGrid({}).backend(possible=lambda: 0))
+
+
 def test_sites_that_always_fail_stop_the_run(tmp_path: Path) -> None:
     def script(node: int, parcel: Parcel) -> Fate:
         return Fate(error="no such file" if parcel.header["kind"] == "train" else "")

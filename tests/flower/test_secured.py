@@ -21,7 +21,7 @@ from tests.cli.tools import lines, mixfed, refused, start, wait_for
 from tests.flower.many import experiment_of, write_app
 from tests.warm import ROOT
 
-pytestmark = pytest.mark.xdist_group("federation")
+pytestmark = pytest.mark.xdist_group("secured")
 
 SMALL = [
     "--set",

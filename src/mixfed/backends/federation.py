@@ -83,7 +83,8 @@ class Federation:
 
     ``experiment`` is the fingerprint that the sites compute as well. ``observe`` is told of every report: the source,
     the client, the round that asked it, and how long it took in rounds of the clock. ``say`` is told of every site that
-    comes, goes or is refused, and of every update that is dropped.
+    comes, goes or is refused, and of every update that is dropped. ``possible`` says how many sites there can be at
+    most, where that is known: a run is not kept waiting when all of them were refused.
     """
 
     def __init__(
@@ -95,16 +96,17 @@ class Federation:
         observe: Callable[[str, int, int, float], None] = lambda source, client, round, delay: None,
         say: Callable[[str], None] = lambda sentence: None,
         clock: RealClock | None = None,
+        possible: Callable[[], float] = lambda: np.inf,
     ) -> None:
         self.post, self.experiment, self.terms = post, experiment, terms or Terms()
-        self.observe, self.say = observe, say
+        self.observe, self.say, self.possible = observe, say, possible
         self.clock = clock or RealClock(self.terms.deadline)
         self.traffic = Traffic()
 
     def start(self, run: Run, saved: Mapping[str, Any] | None) -> None:
         """Waits for sites and takes up a run; jobs that were in flight at its checkpoint are sent again."""
         self.run, self.letters = run, Correspondence(run, self.say)
-        self._roll = Roll(self.post, self.experiment, self.terms, self.clock, self.say)
+        self._roll = Roll(self.post, self.experiment, self.terms, self.clock, self.say, self.possible)
         self._under_way: dict[str, _Sent] = {}
         self._open: dict[Key, float] = {}
         self._answers: dict[Key, bytes] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mixfed.backends.clock import RealClock
@@ -21,10 +22,22 @@ LOOK_AGAIN = 2.0
 
 
 class Roll:
-    """Greets sites, and knows where clients are. A site that comes back under another number takes its clients over."""
+    """Greets sites, and knows where clients are. A site that comes back under another number takes its clients over.
 
-    def __init__(self, post: Post, experiment: str, terms: Terms, clock: RealClock, say: Callable[[str], None]) -> None:
+    ``possible`` is how many sites there can be at most: when all of them were refused, nobody is waited for.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        experiment: str,
+        terms: Terms,
+        clock: RealClock,
+        say: Callable[[str], None],
+        possible: Callable[[], float] = lambda: inf,
+    ) -> None:
         self.post, self.experiment, self.terms, self.clock, self.say = post, experiment, terms, clock, say
+        self.possible = possible
         self.asked: dict[str, int] = {}
         """Greetings under way: their sites by name."""
         self._present: set[int] = set()
@@ -51,9 +64,12 @@ class Roll:
         """Waits until there is a site, and stops the run where none comes."""
         if not self._present:
             self._wait(lambda: bool(self._present))
-        if not self._present:
-            why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
-            raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
+        if self._present:
+            return
+        if self._is_hopeless():
+            raise RunStopped(f"No site joins the run: {next(iter(self._refused.values()), 'all of them have ended.')}")
+        why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
+        raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
 
     def by_site(
         self, jobs: Iterable[tuple[tuple[str, int], int]]
@@ -81,6 +97,7 @@ class Roll:
         for site in gone:
             self.say(f"Site {site} has gone.")
             self._leave(site)
+        self._refused = {site: why for site, why in self._refused.items() if site in there}
         new = sorted(there - self._greeted)
         self._greeted = (self._greeted & there) | set(new)
         self._greet(new)
@@ -134,10 +151,14 @@ class Roll:
         names = self.post.send([(site, Parcel(self.header("hello"))) for site in sites], self.terms.ttl)
         self.asked |= {name: site for site, name in zip(sites, names, strict=True) if name is not None}
 
+    def _is_hopeless(self) -> bool:
+        """Whether every site that there can be was refused."""
+        return not self._present and len(self._refused) >= self.possible()
+
     def _wait(self, enough: Callable[[], bool]) -> None:
         until = self.clock.tick() + self.terms.assemble
         self.look_around()
-        while not enough() and self.clock.tick() < until:
+        while not enough() and not self._is_hopeless() and self.clock.tick() < until:
             for name, answer in self.post.receive(list(self.asked)):
                 self.hears(name, answer)
             self.look_around()

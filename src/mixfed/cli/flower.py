@@ -77,7 +77,7 @@ def _federate(request: Request, recipe: Recipe, folder: RunFolder, sites: int, r
         made: list[Experiment] = []
 
         def elsewhere(say: Any) -> Experiment:
-            made.append(federated(experiment, grid, folder, say))
+            made.append(federated(experiment, grid, folder, say, possible=federation.sites_alive))
             return made[-1]
 
         result = train(request, recipe, folder, resume, None, elsewhere)

@@ -40,8 +40,13 @@ def read_recipe(file: str | Path) -> Recipe:
     return replace(toml.resolve(toml.load(str(file))), backend="flower")
 
 
-def federated(experiment: Experiment, grid: Grid, folder: RunFolder, say: Callable[[str], None]) -> Experiment:
-    """The experiment with its clients elsewhere; every delay that is seen is a line of the folder's delays.csv."""
+def federated(
+    experiment: Experiment, grid: Grid, folder: RunFolder, say: Callable[[str], None], **options: Any
+) -> Experiment:
+    """The experiment with its clients elsewhere; every delay that is seen is a line of the folder's delays.csv.
+
+    ``options`` are those of a :class:`mixfed.backends.federation.Federation`.
+    """
     from mixfed.backends.flower import FlowerBackend
 
     delays = folder.path / "delays.csv"
@@ -51,7 +56,7 @@ def federated(experiment: Experiment, grid: Grid, folder: RunFolder, say: Callab
         append(delays, f"{head}{source},{client},{round},{delay:.6f}\n".encode())
 
     terms = terms_of(experiment.recipe)
-    remote = FlowerBackend(grid, experiment_of(experiment.recipe), terms, observe=observe, say=say)
+    remote = FlowerBackend(grid, experiment_of(experiment.recipe), terms, observe=observe, say=say, **options)
     return replace(experiment, remote=remote)
 
 

@@ -33,6 +33,7 @@ from mixfed.errors import RunStopped
 
 _C = ctypes.CDLL(None)  # before there is a fork, after which little is safe to do
 _PR_SET_PDEATHSIG = 1
+_SITE = "site-"
 PATIENCE = 60.0
 """Seconds within which a SuperLink must be up."""
 
@@ -98,7 +99,7 @@ class LocalFederation:
         """Starts the site of this number, also once more after it was killed."""
         options = self.keys.of_site(number) if self.keys else ["--insecure"]
         options += ["--superlink", self.address, "--node-config", self.nodes[number]]
-        self.start(f"site-{number}", [sys.executable, "-m", "mixfed.backends.flower.worker", *options])
+        self.start(f"{_SITE}{number}", [sys.executable, "-m", "mixfed.backends.flower.worker", *options])
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Starts a process in a session of its own, which a Ctrl-C of the user's does not reach."""
@@ -121,6 +122,10 @@ class LocalFederation:
         own = {"FLWR_HOME": str(self.folder), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return {"OMP_NUM_THREADS": "1"} | os.environ | own
+
+    def sites_alive(self) -> int:
+        """How many sites have not ended, so that they are there or may still come."""
+        return sum(name.startswith(_SITE) and process.poll() is None for name, process in self.processes.items())
 
     def kill(self, name: str) -> None:
         """Kills a process and what it started, at once."""
