@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 import mixfed as mf
 from mixfed.core.batches import Batching
 from mixfed.core.losses import cross_entropy
+from mixfed.models import grouped
 from mixfed.models.recurrent import for_cohorts
 
 
@@ -105,6 +106,27 @@ def test_under_vmap_every_client_has_its_own_gradient(layer: str, bidirectional:
         leaves = {n: p.clone().requires_grad_() for n, p in alone.items()}
         wanted = torch.autograd.grad(loss(own, leaves, x[c]), list(leaves.values()))
         torch.testing.assert_close([g[c] for g in together.values()], list(wanted))
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("layer", ["gru", "tanh", "relu"])
+def test_grouped_products_give_the_same(layer: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that cohorts of real size have in 32 bits."""
+    monkeypatch.setattr(grouped, "PAYS", 0)
+    own, ours = (x.float() for x in pair(layer, **options))
+    start = {n: p.detach() for n, p in own.named_parameters()}
+    params = {n: torch.stack([p * (1 + c / 10) for c in range(3)]) for n, p in start.items()}
+    x, first = torch.randn(3, 4, 2, 5).float(), torch.randn(3, own.num_layers * (1 + own.bidirectional), 2, 7).float()
+
+    def loss(module: nn.Module, params: dict[str, Tensor], x: Tensor, first: Tensor) -> Tensor:
+        return weigh(functional_call(module, params, (x, first)))
+
+    by = (0, 1, 2)
+    together = vmap(grad(lambda *given: loss(ours, *given), by))(params, x, first)
+    for c in range(3):
+        wanted = grad(lambda *given: loss(own, *given), by)({n: p[c] for n, p in params.items()}, x[c], first[c])
+        torch.testing.assert_close({n: g[c] for n, g in together[0].items()}, wanted[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close([g[c] for g in together[1:]], list(wanted[1:]), rtol=1e-4, atol=1e-5)
 
 
 def test_shared_weights_collect_the_gradient_of_a_whole_cohort() -> None:

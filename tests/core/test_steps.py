@@ -1,4 +1,4 @@
-"""Loops of recurrent steps in TorchScript and as Python: the same numbers, with PyTorch's and oneDNN's products."""
+"""Loops of recurrent steps in TorchScript and as Python: the same numbers, with batched and with grouped products."""
 
 from __future__ import annotations
 
@@ -7,39 +7,59 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from mixfed.models import steps
-from mixfed.models.products import ONEDNN
+from mixfed.models import grouped, steps
 
 N, T, B, H = 2, 3, 4, 5
 
+SHAPES = {"first": (B, N, H), "d": (T, B, N, H), "memory": (T, B, N, H), "states": (T + 1, B, N, H)}
+SHAPES |= {"cells": (T + 1, B, N, H), "bent": (T, B, N, H), "d_c": (B, N, H)}
 
-def given(*names: str) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    shapes = {"gates": (N, T, B, 3 * H), "states": (N, T, B, H), "state": (N, B, H), "bias": (N, 3 * H)}
-    shapes |= {"weight": (N, 3 * H, H), "square": (N, H, H)}
-    return [torch.randn(shapes[name]) for name in names]
-
-
-CASES = [
-    (steps.gru_forward, given("gates", "state", "weight", "bias")),
-    (steps.gru_backward, given("states", "state", "gates", "states", "states", "state", "weight")),
-    (steps.tanh_forward, given("states", "state", "square")),
-    (steps.tanh_backward, given("states", "state", "states", "square")),
+CASES: list[tuple[Callable[..., Any], int, list[str], list[Any]]] = [
+    (steps.gru_forward, 3, ["given", "first", "weight", "bias"], []),
+    (steps.gru_backward, 3, ["d", "given", "memory", "states", "back"], []),
+    (steps.lstm_forward, 4, ["given", "first", "first", "weight"], []),
+    (steps.lstm_backward, 4, ["d", "d_c", "given", "cells", "bent", "back"], []),
+    (steps.rnn_forward, 1, ["given", "first", "weight"], [False]),
+    (steps.rnn_forward, 1, ["given", "first", "weight"], [True]),
+    (steps.rnn_backward, 1, ["d", "states", "back"], [False]),
+    (steps.rnn_backward, 1, ["d", "states", "back"], [True]),
 ]
 
 
-@pytest.mark.parametrize("large", [False, True] if ONEDNN else [False])
-@pytest.mark.parametrize(("function", "tensors"), CASES, ids=lambda x: getattr(x, "__name__", ""))
-def test_script_and_python_agree(function: Callable[..., Any], tensors: list[torch.Tensor], large: bool) -> None:
+def arguments(gates: int, names: list[str]) -> list[Any]:
+    """Tensors of these names, and after the weights whether they are grouped."""
+    torch.manual_seed(0)
+    shapes = SHAPES | {"given": (T, B, N, gates * H), "bias": (N * gates * H,)}
+    weight = 0.3 * torch.randn(N, gates * H, H)
+    ready = {"weight": steps.ready(weight, B), "back": steps.ready(weight.mT, B)}
+    found = [ready[n][0] if n in ready else torch.randn(shapes[n]) for n in names]
+    return [*found, ready["weight"][1]]
+
+
+def outcome(function: Callable[..., Any], names: list[str], given: list[Any]) -> list[Tensor]:
+    """What a function gives, and what it makes of its tensors."""
+    own = [x if name in ("weight", "back") else x.clone() for name, x in zip(names, given, strict=False)]
+    with torch.no_grad():
+        answer = function(*own, *given[len(own) :])
+    changed = [x for name, x in zip(names, own, strict=True) if name not in ("weight", "back")]
+    return [*(answer if isinstance(answer, tuple) else (answer,)), *changed]
+
+
+@pytest.mark.parametrize(("function", "gates", "names", "options"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_script_and_python_and_both_kinds_of_products_agree(
+    function: Callable[..., Any], gates: int, names: list[str], options: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
-    for one in (function, function.__wrapped__):  # type: ignore[attr-defined]
-        own = [x.clone() for x in tensors]
-        with torch.no_grad():
-            answer = one(*own, large)
-        found.append([*(answer if isinstance(answer, tuple) else (answer,)), *own])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for least in (10**9, 0):
+        monkeypatch.setattr(grouped, "PAYS", least)
+        given = arguments(gates, names)
+        assert given[-1] is (least == 0 and grouped.AVAILABLE)
+        for one in (function, function.__wrapped__):  # type: ignore[attr-defined]
+            found.append(outcome(one, names, [*given, *options]))
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0])
     assert isinstance(steps._scripted(function.__wrapped__), torch.jit.ScriptFunction)  # type: ignore[attr-defined]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mixfed.core.optim import Optimizer, given
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
+from mixfed.models import vmap
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,14 @@ def gradient_of(
 ) -> tuple[Params, Tensor, Params]:
     """∇loss at the weights, the loss, and the buffers as the forward pass left them.
 
-    Inside vmap only torch.func can differentiate; outside it the autograd tape does the same with less overhead.
+    The autograd tape does what torch.func does with less overhead: outside vmap, and beneath it where all weights are
+    each client's own.
     """
+    if vectorised and not buffers:
+        plain = {name: vmap.beneath_all(w) for name, w in weights.items()}
+        own = {name: w for name, w in plain.items() if w is not None}
+        if len(own) == len(weights):
+            return *_gradient_beneath(loss, own, batch), buffers
     if vectorised:
 
         def with_buffers(weights: Params, buffers: Params) -> tuple[Tensor, Params]:
@@ -195,6 +202,27 @@ def gradient_of(
         n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(weights.items(), gradients, strict=True)
     }
     return gradient, value.detach(), buffers
+
+
+def _gradient_beneath(loss: Loss, weights: Params, batch: Batch) -> tuple[Params, Tensor]:
+    """The same under vmap, of plain weights [clients, …]."""
+    with vmap.outside():
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    with torch.enable_grad():
+        value = loss({name: vmap.each(leaf) for name, leaf in leaves.items()}, batch)
+    values, each = vmap.made_of(value)
+    with vmap.outside():
+        found = derivatives_of_each(values, list(leaves.values()))
+        gradient = {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(leaves.items(), found, strict=True)}
+        values = values.detach()
+    return {n: vmap.each(g) for n, g in gradient.items()}, vmap.each(values) if each else values
+
+
+def derivatives_of_each(values: Tensor, by: list[Any]) -> tuple[Tensor | None, ...]:
+    """Those of each client's value: clients have nothing in common, so that the derivatives of a sum are each one's."""
+    if not values.requires_grad:
+        return (None,) * len(by)
+    return torch.autograd.grad(values, by, torch.ones_like(values), allow_unused=True)
 
 
 def clipped(gradient: Params, bound: float) -> Params:

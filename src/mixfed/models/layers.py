@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mixfed.models.cells import CELLS, Cell, Run, Tensors
+from mixfed.models.grouped import by_rows
 from mixfed.models.products import linears
 
 
@@ -55,21 +56,28 @@ class Stepped:
     def forward(self, x: Tensor, weights: Tensors, carry: Tensors) -> Run:
         """See :class:`Layer`."""
         w_in, weight, b_in, bias = weights
-        gates = linears(x.flatten(1, 2), w_in, b_in + self.cell.added(bias))
-        return self.cell.forward(gates.view(*x.shape[:3], -1), carry, weight, bias)
+        x = _by_time(x)
+        given = by_rows(x.flatten(0, 1), w_in, b_in + self.cell.added(bias)).view(*x.shape[:3], -1)
+        run = self.cell.forward(given, tuple(c.transpose(0, 1) for c in carry), weight, bias)
+        last = (c.transpose(0, 1).contiguous() for c in run.last)
+        return Run(_by_network(run.states), tuple(last), tuple(map(_by_network, run.trace)))
 
     def backward(
         self, d_states: Tensor, d_last: Tensors, x: Tensor, weights: Tensors, carry: Tensors, run: Run, clients: int
     ) -> tuple[Tensor, ...]:
         """See :class:`Layer`."""
         w_in, weight, _, _ = weights
-        found = self.cell.backward(d_states, d_last, carry, weight, run)
-        d_x = linears(found.given.flatten(1, 2), w_in.mT).view(x.shape)
-        d_w_in = _product(found.given, x, clients)
-        d_weight = _product(found.fed, torch.cat([carry[0][:, None], run.states[:, :-1]], 1), clients)
-        d_b_in = _total(found.given, clients)
-        d_bias = torch.cat([d_b_in[..., : found.alike], _total(found.fed[..., found.alike :], clients)], -1)
-        return d_x, d_w_in, d_weight, d_b_in, d_bias, *found.first
+        d = d_states.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
+        last = tuple(c.transpose(0, 1) for c in d_last)
+        d[-1] += last[0]
+        found = self.cell.backward(d, last, weight, tuple(map(_by_time, run.trace)))
+        fed, given = _by_network(found.fed), _by_network(found.given)
+        d_x = _by_network(by_rows(found.given.flatten(0, 1), w_in.mT).view(*found.given.shape[:3], -1))
+        d_w_in = _product(given, x, clients)
+        d_weight = _product(fed, run.trace[0][:, :-1], clients)
+        d_b_in = _total(given, clients)
+        d_bias = torch.cat([d_b_in[..., : found.alike], _total(fed[..., found.alike :], clients)], -1)
+        return d_x, d_w_in, d_weight, d_b_in, d_bias, *(c.transpose(0, 1) for c in found.first)
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,16 @@ class OneDnnLSTM:
             for one, workspace in zip(known, run.trace, strict=True)
         ]
         return tuple(map(_stack, zip(*each, strict=True)))
+
+
+def _by_time(x: Tensor) -> Tensor:
+    """[N, T, B, …] as [T, B, N, …], in which order it is in memory."""
+    return x.permute(1, 2, 0, 3).contiguous()
+
+
+def _by_network(x: Tensor) -> Tensor:
+    """The same the other way round, without a copy."""
+    return x.permute(2, 0, 1, 3)
 
 
 def _networks(*tensors: Tensor) -> list[Tensors]:

@@ -146,10 +146,16 @@ def _computed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product, or the other way round and turned, so that no large matrix has to be copied into rows first."""
-    weight = weight if weight.mT.is_contiguous() else weight.contiguous()  # by other strides oneDNN takes ages
+    input, weight = _dense(input), _dense(weight)  # by other strides oneDNN takes ages
     if bias is None and not input.is_contiguous() and input.mT.is_contiguous() and weight.numel() < input.numel():
         return _product(weight, input, None).mT
     return _product(input, weight, None if bias is None else bias.contiguous())
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The matrix as one piece of memory, by rows or by columns."""
+    by_columns = x.stride(0) == 1 and x.shape[1] > 1
+    return (x if x.mT.is_contiguous() else x.mT.contiguous().mT) if by_columns else x.contiguous()
 
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from mixfed.backends.simulator.factored.weight import LINEAR_RULES, Weight, coef
 from mixfed.core import tree
 from mixfed.core.batches import Batches
 from mixfed.core.model import Loss, Model
-from mixfed.core.train import LocalTrainer, Proximal, Trained
+from mixfed.core.train import LocalTrainer, Proximal, Trained, derivatives_of_each
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.models import vmap
@@ -197,7 +197,7 @@ class _Chunk:
             return None
         by: list[Any] = [*leaves.values(), *stand_ins.values(), *(use.edge for use in watch.uses)]
         with vmap.outside():
-            found = _derivatives(values, by)
+            found = derivatives_of_each(values, by)
             of_leaves, of_stand_ins = found[: len(leaves)], found[len(leaves) : len(leaves) + len(stand_ins)]
             self.unsuited |= {n for n, g in zip(stand_ins, of_stand_ins, strict=True) if g is not None}
             if self.unsuited:
@@ -258,13 +258,6 @@ class _Chunk:
             return plain
         with vmap.outside():
             return plain.expand(self.clients, *plain.shape)
-
-
-def _derivatives(values: Tensor, by: list[Any]) -> tuple[Tensor | None, ...]:
-    """Those of each client's value: clients have nothing in common, so that the derivatives of a sum are each one's."""
-    if not values.requires_grad:
-        return (None,) * len(by)
-    return torch.autograd.grad(values, by, torch.ones_like(values), allow_unused=True)
 
 
 def _derivative_of_mean(values: Tensor, by: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
