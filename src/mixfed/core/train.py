@@ -15,6 +15,7 @@ from mixfed.core.optim import Optimizer, given
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
+from mixfed.models import vmap
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,12 @@ def gradient_of(
 ) -> tuple[Params, Tensor, Params]:
     """∇loss at the weights, the loss, and the buffers as the forward pass left them.
 
-    Inside vmap only torch.func can differentiate; outside it the autograd tape does the same with less overhead.
+    The autograd tape has less to do at every operator than torch.func, which alone can differentiate inside vmap. So
+    clients with weights of their own are differentiated outside it.
     """
     if vectorised:
+        if not buffers and (plain := vmap.owned(weights)) is not None:
+            return *_gradient_of_all(loss, plain, batch), buffers
 
         def with_buffers(weights: Params, buffers: Params) -> tuple[Tensor, Params]:
             return loss(weights | buffers, batch), buffers
@@ -195,6 +199,29 @@ def gradient_of(
         n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(weights.items(), gradients, strict=True)
     }
     return gradient, value.detach(), buffers
+
+
+def _gradient_of_all(loss: Loss, weights: Params, batch: Batch) -> tuple[Params, Tensor]:
+    """The gradients of all clients of a vmap by their own weights [clients, …], and their losses.
+
+    A client's loss has nothing to do with the weights of others, so that the gradient of the sum has the gradient of
+    each.
+    """
+    with vmap.outside():
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    with torch.enable_grad():
+        losses, is_each = vmap.made_of(loss({name: vmap.each(w) for name, w in leaves.items()}, batch))
+        with vmap.outside():
+            losses = losses if is_each else losses.expand(len(next(iter(leaves.values()))))
+            by = list(leaves.values())
+            found = (
+                torch.autograd.grad(losses.sum(), by, allow_unused=True) if losses.requires_grad else [None] * len(by)
+            )
+    gradient = {
+        name: vmap.each(torch.zeros_like(w) if g is None else g)
+        for (name, w), g in zip(leaves.items(), found, strict=True)
+    }
+    return gradient, vmap.each(losses.detach())
 
 
 def clipped(gradient: Params, bound: float) -> Params:
