@@ -84,6 +84,16 @@ def made_of(x: Tensor) -> tuple[Tensor, bool]:
     return x, each
 
 
+def owned(params: Params) -> Params | None:
+    """The plain tensors [clients, …] of parameters that are each client's own under a vmap, and nothing but that vmap
+    is at work; None where it is otherwise."""
+    if not is_active() or current_level() != 1:
+        return None
+    if any(maybe_get_level(x) != 1 or maybe_get_bdim(x) < 0 for x in params.values()):
+        return None
+    return {name: made_of(x)[0] for name, x in params.items()}
+
+
 def each(x: Tensor) -> Tensor:
     """What stands under vmap for x, whose first dimension is over clients; the inverse of :func:`made_of`."""
     return _add_batch_dim(x, 0, current_level())
