@@ -160,3 +160,24 @@ def test_empty_clients_are_named() -> None:
         plan_of([2, 0, 1], Batching(1, steps=1))
     with pytest.raises(InputError, match="'centre' is empty"):
         plan_central("centre", CentralData({"x": np.zeros((0, 2))}), Batching(1, steps=1), 0, 0)
+
+
+PARTS = {
+    "columns": lambda x: x[:, 2:5],
+    "a column": lambda x: x[:, 3],
+    "columns backwards": lambda x: x[:, ::-1],
+    "every other row": lambda x: x.repeat(2, axis=0)[::2],
+    "one row for all": lambda x: np.broadcast_to(x[:1], x.shape),
+    "a field of records": lambda x: np.rec.fromarrays([x[:, 0], x[:, 1].astype(np.int8)], names="a,b")["a"],
+    "columns that are not to be written": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape)[:, :2],
+    "columns of small numbers": lambda x: x.astype(np.int16)[:, :2],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_examples_may_be_a_part_of_another_array(part: str) -> None:
+    x = PARTS[part](np.arange(60, dtype=np.float32).reshape(10, 6))
+    data = FederatedData({"x": x}, np.array([0, 4, 10]))
+    plan = plan_cohort("clients", data, np.array([1, 0]), Batching(2, steps=2, shuffle=False), 0, 0)
+    for i, rows in enumerate([[[4, 5], [6, 7]], [[0, 1], [2, 3]]]):
+        np.testing.assert_array_equal(plan.client(i).fields["x"].numpy(), np.asarray(x)[np.array(rows)])

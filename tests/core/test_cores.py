@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mixfed.backends.simulator import cores, timing
 from mixfed.backends.simulator.choice import Chooser
@@ -16,8 +18,11 @@ from mixfed.core.algorithm import Algorithm, Message, Private, Upload
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
+from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
+from mixfed.models.bags import bag
 from mixfed.models.networks import mlp
+from mixfed.transforms.rows.exchange import exchange_rows
 from tests.core.helpers import averaging, clients, train
 
 SMALL, WIDE = 4, 12_000
@@ -36,17 +41,19 @@ def of_width(width: int) -> Algorithm:
     return averaging(Model(mlp(300, 2, (width,)), cross_entropy), batching=Batching(8, steps=2))
 
 
-def where(algorithm: Algorithm, executor: str, **options: object) -> set[tuple[str, int]]:
+def where(
+    algorithm: Algorithm, executor: str, data: FederatedData | None = None, **options: object
+) -> set[tuple[str, int]]:
     """The threads in which clients were trained, each with its cores in an operator."""
     seen: set[tuple[str, int]] = set()
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
-        if len(batches.fields["x"]) == 2 or batches.vectorised:  # not the single step that is measured
+        if len(batches.fields.get("x", ())) == 2 or batches.vectorised:  # not the single step that is measured
             seen.add((threading.current_thread().name, torch.get_num_threads()))
         return algorithm.client(message, private, batches)
 
     options = {"threads": None} | options
-    train(replace(algorithm, client=client), clients([8] * 4, (300,)), executor, rounds=1, **options)
+    train(replace(algorithm, client=client), data or clients([8] * 4, (300,)), executor, rounds=1, **options)
     assert seen
     return seen
 
@@ -62,6 +69,22 @@ def test_large_clients_are_looped_over_by_threads() -> None:
 
 def test_a_large_cohort_under_vmap_has_all_cores_in_an_operator() -> None:
     assert where(of_width(WIDE), "vmap") == {("MainThread", 2)}
+
+
+@pytest.mark.parametrize(("words", "inside"), [(30, 1), (300, 2)])
+def test_clients_that_look_up_many_rows_have_all_cores_in_an_operator(words: int, inside: int) -> None:
+    """Rows of 32 numbers: 4 clients with batches of 8 bags look up 31 or 307 thousand numbers a step."""
+    model = Model(
+        nn.Embedding(50, 32),
+        cross_entropy,
+        forward=lambda network, batch: bag(batch["x"], network.weight),
+        tables={"weight": ["x"]},
+    )
+    algorithm = exchange_rows(averaging(model, batching=Batching(8, steps=2)))
+    rng = np.random.default_rng(0)
+    fields = {"x": rng.integers(0, 50, (32, words)), "y": rng.integers(0, 32, 32)}
+    data = FederatedData(fields, np.arange(5) * 8)
+    assert where(algorithm, "vmap", data=data) == {("MainThread", inside)}
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])

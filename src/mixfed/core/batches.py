@@ -240,15 +240,18 @@ def gather(data: FederatedData | CentralData, rows: NDArray[np.int64], device: t
     return data.prepare(fields) if data.prepare else fields
 
 
+_BY_TORCH = (np.float32, np.float64, np.int64, np.uint8)
+
+
 def _taken(array: NDArray[Any], rows: NDArray[np.int64]) -> Tensor:
-    """The rows of an array. PyTorch takes them in all cores of an operator, from memory that it may write to."""
-    if (
-        array.flags.writeable
-        and array.flags.c_contiguous
-        and array.dtype in (np.float32, np.float64, np.int64, np.uint8)
-    ):
+    """The rows of an array. PyTorch takes them in all cores of an operator, from memory that it may write to.
+
+    The array may be a part of another one, such as some columns, all of which ``np.take`` would copy first.
+    """
+    steps_forward = all(stride > 0 and stride % array.itemsize == 0 for stride in array.strides)
+    if array.flags.writeable and steps_forward and array.dtype in _BY_TORCH:
         return torch.from_numpy(array).index_select(0, torch.from_numpy(rows))
-    return torch.from_numpy(np.take(array, rows, axis=0))
+    return torch.from_numpy(np.take(array, rows, axis=0) if array.flags.c_contiguous else array[rows])
 
 
 def plan_cohort(

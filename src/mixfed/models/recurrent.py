@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixfed.models import vmap
+from mixfed.models.attention import SelfAttention
 from mixfed.models.cells import CELLS
 from mixfed.models.layers import has_onednn
 from mixfed.models.products import Linear
@@ -77,9 +78,10 @@ class RNN(_ForCohorts, nn.RNN):
 
 
 def for_cohorts(module: nn.Module) -> nn.Module:
-    """The module with its recurrent layers in the form above, and its linear ones in that of
-    :mod:`mixfed.models.products`; parameters and their names stay."""
-    ours = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN, nn.Linear: Linear}
+    """The module with its recurrent layers in the form above, its linear ones in that of
+    :mod:`mixfed.models.products` and attention in that of :mod:`mixfed.models.attention`; parameters and their names
+    stay."""
+    ours = {nn.GRU: GRU, nn.LSTM: LSTM, nn.RNN: RNN, nn.Linear: Linear, nn.MultiheadAttention: SelfAttention}
     for part in module.modules():
         if type(part) in ours:
             part.__class__ = ours[type(part)]

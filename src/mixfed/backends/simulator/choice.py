@@ -234,9 +234,12 @@ class Chooser:
         return Execution(name, chunk, 1 if chunk else worth, worth)
 
     def _worth(self, message: Message, plan: Plan, clients: int) -> int:
-        """How many cores the work of so many clients is worth. Of tables that came by rows next to nothing moves."""
+        """How many cores the work of so many clients is worth. Of tables by rows only those of a batch move."""
         product = self.cost(plan, message).of_a_product(plan.rows.shape[2])
-        moving = self.algorithm.model.numbers(without=self.algorithm.rows.tables)
+        model, tables = self.algorithm.model, self.algorithm.rows.tables
+        steps, slots = plan.rows.shape[1], rows.slots(tables, plan)
+        looked_up = sum(slots[t] / steps * math.prod(model.shapes[t][1:]) for t in tables)
+        moving = model.numbers(without=tables) + cores.LOOKED_UP * looked_up
         return cores.worth(product * clients, moving * clients, self.threads)
 
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:

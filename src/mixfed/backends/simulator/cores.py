@@ -18,6 +18,9 @@ LARGE_PRODUCT = 10_000_000
 LARGE_MODEL = 1_000_000
 """Parameters that take as long to update."""
 
+LOOKED_UP = 8
+"""A number of a row that is looked up, and written back to where it was, takes as long as so many that are updated."""
+
 
 def worth(product: float, parameters: float, at_most: int) -> int:
     """How many cores, from 1 on, have a large operator each, if so many FLOPs and parameters are shared among them."""
