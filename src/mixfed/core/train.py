@@ -180,12 +180,9 @@ def gradient_of(
     The autograd tape does what torch.func does with less overhead: outside vmap, and beneath it where all weights are
     each client's own.
     """
-    if vectorised and not buffers:
-        plain = {name: vmap.beneath_all(w) for name, w in weights.items()}
-        own = {name: w for name, w in plain.items() if w is not None}
-        if len(own) == len(weights):
-            return *_gradient_beneath(loss, own, batch), buffers
     if vectorised:
+        if not buffers and (plain := vmap.owned(weights)) is not None:
+            return *_gradient_beneath(loss, plain, batch), buffers
 
         def with_buffers(weights: Params, buffers: Params) -> tuple[Tensor, Params]:
             return loss(weights | buffers, batch), buffers

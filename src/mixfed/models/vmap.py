@@ -104,15 +104,6 @@ def is_at_this_level(x: Tensor) -> bool:
     return not is_functorch_wrapped_tensor(x) or (maybe_get_level(x) == current_level() and maybe_get_bdim(x) >= 0)
 
 
-def beneath_all(x: Tensor) -> Tensor | None:
-    """The plain tensor that stands beneath x, [clients, …], where x is each client's own under a vmap and nothing else
-    is active; else None."""
-    plain = get_unwrapped(x) if is_functorch_wrapped_tensor(x) else x
-    if plain is x or maybe_get_bdim(x) != 0 or is_functorch_wrapped_tensor(plain) or current_level() != 1:
-        return None
-    return plain
-
-
 class outside:  # noqa: N801
     """While active, operations are on plain tensors, as if there were no vmap or grad."""
 
