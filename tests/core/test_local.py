@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixfed.core import optim, tree
 from mixfed.core.batches import Batches, Batching, Plan, plan_cohort
@@ -15,8 +16,11 @@ from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
 from mixfed.core.optim import Optimizer, sgd
 from mixfed.core.train import LocalTrainer, Trained, clipped, gradient_of
+from mixfed.core.tree import Params
+from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
+from mixfed.models import vmap
 from tests.core.helpers import assert_close, clients
 from tests.problems import point, small_mlp, targets, trainer
 
@@ -98,6 +102,33 @@ def test_tape_and_functional_gradients_agree() -> None:
     tape, functional = (gradient_of(model.loss, model.initial(), {}, batch, vectorised=v) for v in (False, True))
     assert_close(tape[0], functional[0], 1e-6)
     torch.testing.assert_close(tape[1], functional[1])
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_gradients_of_many_clients_are_those_of_each(owned: bool) -> None:
+    """Weights of each client's own are differentiated outside of vmap, and everyone's inside. One leaf has no part in
+    the loss, and a loss that depends on nothing has gradient zero."""
+    torch.manual_seed(0)
+    weights = {"a": torch.randn(3, 4), "b": torch.randn(3, 4), "unused": torch.randn(3, 2)}
+    x = torch.randn(3, 5, 4)
+
+    def loss(params: Params, batch: Batch) -> Tensor:
+        return (batch["x"] * params["a"].sin()).sum() * params["b"].exp().sum()
+
+    def one(given: dict[str, Any]) -> tuple[Params, Tensor, Params, Tensor]:
+        own = given["weights"] if owned else {n: w[0] for n, w in weights.items()}
+        found = gradient_of(loss, own, {}, {"x": given["x"]}, vectorised=True)
+        nothing = gradient_of(lambda params, batch: torch.zeros(()), own, {}, {"x": given["x"]}, vectorised=True)
+        return *found[:2], *nothing[:2]
+
+    gradients, values, zeros, nothing = vmap.over_clients(one, 3, {"weights": weights, "x": x})
+    for i in range(3):
+        own = {n: w[i if owned else 0] for n, w in weights.items()}
+        wanted, value, _ = gradient_of(loss, own, {}, {"x": x[i]})
+        assert_close({n: g[i] for n, g in gradients.items()}, wanted, 1e-6)
+        torch.testing.assert_close(values[i], value)
+        assert not any(g[i].any() for g in zeros.values())
+    assert nothing.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
