@@ -19,8 +19,10 @@ from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.data.scenario import Scenario
 from mixfed.experiments.advise import look
 from mixfed.experiments.advise.advice import _repeated, _time_told
+from mixfed.experiments.advise.learning import nothing_learnt
 from mixfed.experiments.advise.look import look_at, with_validation
 from mixfed.experiments.advise.trials import Field, Trial, affordable_rounds
+from mixfed.experiments.build import build
 from mixfed.experiments.report.probe import predicted_right
 from mixfed.experiments.request import Request
 from mixfed.experiments.scenario import build_scenario
@@ -43,7 +45,8 @@ def test_digits_of_which_half_are_at_the_centre(tmp_path: Path) -> None:
     assert "nobody is late" in found["ruled_out"]["fedbuff"]
     written = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert written["advice"] == found["advice"]
-    assert f"mixfed run digits --algorithm {found['advice'][0]['algorithm']}" in " ".join(done.stdout.split())
+    followed = f"mixfed run digits --algorithm {found['advice'][0]['algorithm']} --rounds 16"
+    assert followed in " ".join(done.stdout.split())
 
 
 def test_objects_of_ones_own() -> None:
@@ -86,9 +89,13 @@ def test_the_advice_says_when_no_method_has_learnt_anything() -> None:
     assert found.json()["warning"] == found.warning
 
 
-def test_the_advice_says_when_nothing_is_better_than_before_training() -> None:
-    found = mf.advise(chances("sides", 1e-9), minutes=0.05, metric="loss", progress=False)
-    assert "no better than before training" in found.warning
+def test_other_figures_are_held_against_the_model_before_training() -> None:
+    request = Request("digits", ["evaluate.metrics=['loss']", "evaluate.sets=['all']"])
+    experiment = build(request.on(request.base(), algorithm="fedavg"))
+    began = experiment.evaluate(experiment.algorithm.model.initial(), None)["loss"]
+    assert f"the best loss, {began:.3f}, is no better than before training" in nothing_learnt(experiment, "loss", began)
+    assert nothing_learnt(experiment, "loss", 2 * began)
+    assert not nothing_learnt(experiment, "loss", 0.9 * began)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
@@ -183,7 +190,7 @@ def test_where_all_can_end_none_is_left_early() -> None:
     field = Scripted(FORGETS, {}, 1000)
     assert field.names() == ["fedadam", "fedavg", "transfer"]
     assert all(trial.ended for trial in field.trials)
-    assert "1 minutes were enough" in _time_told(field.trials, 1)
+    assert "for all rounds in 1 minute." in _time_told(field.trials, 1)
 
 
 def test_where_not_all_can_end_the_worst_are_left_and_told() -> None:

@@ -37,6 +37,19 @@ def scenario(folder: Path, data: str) -> Scenario:
     return build_scenario(toml.resolve(tomllib.loads(f'home = "{folder}"\n[data]\nsource = "files"\n{data}')))
 
 
+def test_a_recipe_that_says_nothing_of_training_trains_one_epoch(tmp_path: Path) -> None:
+    """The shortest recipe there is: files, and a network."""
+    write(tmp_path / "a.npz", table())
+    lines = ["[data]", 'source = "files"', 'clients = "a.npz"', 'client = "who"', FIELDS, "test_share = 0.2"]
+    (tmp_path / "short.toml").write_text("\n".join([*lines, "[model]", 'name = "mlp"']))
+    request = Request(str(tmp_path / "short.toml"), rounds=1, cohort=2)
+    recipe = request.on(request.base())
+    assert (recipe.client.epochs, recipe.client.steps) == (1, 0)
+    assert build(recipe).run().metrics["loss"] > 0
+    steps = Request(str(tmp_path / "short.toml"), ["client.steps=3"])
+    assert (steps.on(steps.base()).client.epochs, steps.on(steps.base()).client.steps) == (0, 3)
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.csv", "a.csv.gz", "a.parquet", "a.arrow", "a.feather", "folder"])
 def test_every_kind_of_file_gives_the_same_clients(tmp_path: Path, name: str) -> None:
     given = table()

@@ -50,6 +50,12 @@ def _table(found: Advice) -> Table:
 
 
 def _command(request: Request, entry: dict[str, Any]) -> str:
-    own = [f"{key}={value}" for key, value in entry["settings"].items()]
+    """The run that was advised, with all that the user had said for the trials."""
+    flags = {"rounds": "--rounds", "data.folder": "--data"}
+    options = [(flags.get(key, "--set"), key, value) for key, value in request.options.items()]
     words = ["mixfed", "run", request.recipe, "--algorithm", entry["algorithm"]]
+    words += [
+        word for flag, key, value in options for word in (flag, f"{key}={value}" if flag == "--set" else f"{value}")
+    ]
+    own = [f"{key}={value}" for key, value in entry["settings"].items()]
     return shlex.join([*words, *(word for text in [*request.settings, *own] for word in ("--set", text))])

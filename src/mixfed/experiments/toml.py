@@ -22,7 +22,7 @@ from mixfed.experiments.texts import DEEPEST, parse, read_text, recipe_table, va
 def resolve(table: Table) -> Recipe:
     """The complete recipe of a table: every key checked, every default filled in."""
     table = with_short_forms(table)
-    table = chosen(table, table.get("algorithm", Recipe.algorithm))
+    table = _with_lengths(chosen(table, table.get("algorithm", Recipe.algorithm)))
     recipe = _schema.read(Recipe, table, _finder(table))
     find_algorithm(recipe.algorithm, table)
     given: dict[str, Table] = {recipe.algorithm: {}} | recipe.algorithms
@@ -59,6 +59,18 @@ def with_short_forms(table: Table) -> Table:
     if _is_of_user(data.get("source")) and isinstance(dealt, dict) and not dealt.keys() & {"kind", "clients"}:
         data = data | {"partition": {"kind": "natural"} | dealt}
     return table | {"data": data}
+
+
+def _with_lengths(table: Table) -> Table:
+    """The table of examples of the user's own in which training has a length: one epoch, unless it is said."""
+    if not isinstance(table.get("data"), dict) or not _is_of_user(table["data"].get("source")):
+        return table
+    return table | {name: _once(table.get(name, {})) for name in ("client", "central")}
+
+
+def _once(training: Any) -> Any:
+    silent = isinstance(training, dict) and not training.keys() & {"steps", "epochs"}
+    return training | {"epochs": 1} if silent else training
 
 
 def _is_of_user(source: Any) -> bool:

@@ -301,12 +301,13 @@ def _time_told(trials: list[Trial], minutes: float) -> str:
     """Whether every method was tried to the end, and how many minutes that would take."""
     able = [trial for trial in trials if trial.rounds and not trial.why_not.startswith("it diverged")]
     cut = [trial.algorithm for trial in able if not trial.ended]
+    given = "1 minute" if minutes == 1 else f"{minutes:g} minutes"
     if not cut:
-        return f"Every method that can work was tried for all rounds; {minutes:g} minutes were enough."
+        return f"Every method that can work was tried for all rounds in {given}."
     whole = sum(trial.seconds + trial.cost(trial.recipe.rounds) for trial in able) / TRYING
     return (
-        f"In {minutes:g} minutes {len(able) - len(cut)} of {len(able)} methods were tried for all rounds; the others"
-        f" were left before ({', '.join(cut)}). About {_time(whole)} would do for all."
+        f"In {given} {len(able) - len(cut)} of {len(able)} methods were tried for all rounds; the others were left"
+        f" before ({', '.join(cut)}). About {_time(whole)} would do for all."
     )
 
 
