@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixfed.models import grouped, steps
+from mixfed.models import grouped, steps, unlocked
 
 N, T, B, H = 2, 3, 4, 5
 
@@ -60,7 +60,7 @@ def test_script_and_python_and_both_kinds_of_products_agree(
             found.append(outcome(one, names, [*given, *options]))
     for others in found[1:]:
         torch.testing.assert_close(others, found[0])
-    assert isinstance(steps._scripted(function.__wrapped__), torch.jit.ScriptFunction)  # type: ignore[attr-defined]
+    assert isinstance(unlocked._scripted(function.__wrapped__), torch.jit.ScriptFunction)  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_scripted_runs_as_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_what_cannot_be_scripted_runs_as_python(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no TorchScript here")
 
     monkeypatch.setattr(torch.jit, "script", refuse)
-    twice = steps.without_lock(lambda x: 2 * x)
+    twice = unlocked.without_lock(lambda x: 2 * x)
     assert float(twice(torch.tensor(3.0))) == 6.0
 
 
@@ -79,6 +79,6 @@ def test_without_torchscript_a_warning_says_so(
         raise RuntimeError("it is gone")
 
     monkeypatch.setattr(torch.jit, "script", refuse)
-    assert steps.without_lock(lambda x: x + 1)(2) == 3
+    assert unlocked.without_lock(lambda x: x + 1)(2) == 3
     assert "run as Python" in caplog.text
     assert "it is gone" in caplog.text

@@ -17,6 +17,10 @@ from mixfed.data.batch import Batch
 from mixfed.errors import InputError
 from mixfed.models import vmap
 
+REPEATED = 1 << 16
+"""Numbers of a weight up to which it is repeated for all clients of a chunk that have it in common. With a larger one,
+or in a convolution, their examples are better one large batch."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -177,12 +181,15 @@ def gradient_of(
 ) -> tuple[Params, Tensor, Params]:
     """∇loss at the weights, the loss, and the buffers as the forward pass left them.
 
-    The autograd tape does what torch.func does with less overhead: outside vmap, and beneath it where all weights are
-    each client's own.
+    The autograd tape does what torch.func does with less overhead: outside vmap, and beneath it, where weights are each
+    client's own, or small enough to be repeated.
     """
+    clients = vmap.clients_alone(batch) if vectorised and not buffers else 0
+    if clients and all(vmap.made_of(w)[1] or _is_repeated(w) for w in weights.values()):
+        found = _gradient_beneath(loss, weights, batch, clients)
+        if found is not None:
+            return *found, buffers
     if vectorised:
-        if not buffers and (plain := vmap.owned(weights)) is not None:
-            return *_gradient_beneath(loss, plain, batch), buffers
 
         def with_buffers(weights: Params, buffers: Params) -> tuple[Tensor, Params]:
             return loss(weights | buffers, batch), buffers
@@ -201,18 +208,27 @@ def gradient_of(
     return gradient, value.detach(), buffers
 
 
-def _gradient_beneath(loss: Loss, weights: Params, batch: Batch) -> tuple[Params, Tensor]:
-    """The same under vmap, of plain weights [clients, …]."""
+def _is_repeated(weight: Tensor) -> bool:
+    return weight.numel() <= REPEATED and weight.ndim < 4
+
+
+def _gradient_beneath(loss: Loss, weights: Params, batch: Batch, clients: int) -> tuple[Params, Tensor] | None:
+    """The same of so many clients under vmap, from plain weights [clients, …] beneath it.
+
+    None where a weight has no part in the loss: the tape may have missed an operator that has a rule for vmap in
+    Python, so that torch.func has to tell.
+    """
+    plain = {name: vmap.of_each(w, clients) for name, w in weights.items()}
     with vmap.outside():
-        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        leaves = {name: w.detach().requires_grad_() for name, w in plain.items()}
     with torch.enable_grad():
         value = loss({name: vmap.each(leaf) for name, leaf in leaves.items()}, batch)
-    values, each = vmap.made_of(value)
+    values, _ = vmap.made_of(value)
     with vmap.outside():
         found = derivatives_of_each(values, list(leaves.values()))
-        gradient = {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(leaves.items(), found, strict=True)}
         values = values.detach()
-    return {n: vmap.each(g) for n, g in gradient.items()}, vmap.each(values) if each else values
+    gradient = {name: vmap.each(g) for name, g in zip(leaves, found, strict=True) if g is not None}
+    return (gradient, vmap.each(values)) if len(gradient) == len(leaves) else None
 
 
 def derivatives_of_each(values: Tensor, by: list[Any]) -> tuple[Tensor | None, ...]:

@@ -13,12 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mixfed.models.products import ONEDNN, linears
-
 PAYS = 2_000_000
 """FLOPs of the products of all networks from which on asking for it takes less time than it saves."""
 
-AVAILABLE = ONEDNN and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+AVAILABLE = hasattr(torch.ops.mkldnn, "_convolution_pointwise_") and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 """Whether there are such products."""
 
 
@@ -60,10 +58,3 @@ def add_product_(to: Tensor, x: Tensor, packed: Tensor) -> Tensor:
         image(to), image(x), packed, None, [0, 0], [1, 1], [1, 1], x.shape[1], "add", 1, None, [], None
     )
     return to
-
-
-def by_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·weightᵀ + bias [N, out], in whichever way is faster."""
-    if pays(len(x), weight):
-        return product(x.contiguous(), pack(weight, len(x)), None if bias is None else bias.reshape(-1))
-    return linears(x.transpose(0, 1), weight, bias).transpose(0, 1).contiguous()

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from mixfed.models.cells import CELLS, Cell, Run, Tensors
-from mixfed.models.grouped import by_rows
-from mixfed.models.products import linears
+from mixfed.models.products import by_rows, linears
 
 
 class Layer(Protocol):
@@ -73,8 +72,12 @@ class Stepped:
         found = self.cell.backward(d, last, weight, tuple(map(_by_time, run.trace)))
         fed, given = _by_network(found.fed), _by_network(found.given)
         d_x = _by_network(by_rows(found.given.flatten(0, 1), w_in.mT).view(*found.given.shape[:3], -1))
-        d_w_in = _product(given, x, clients)
-        d_weight = _product(fed, run.trace[0][:, :-1], clients)
+        before = run.trace[0][:, :-1]
+        if found.fed is found.given:  # one product is faster than two
+            d_both = _product(fed, torch.cat([x, before], -1), clients)
+            d_w_in, d_weight = d_both[..., : x.shape[-1]], d_both[..., x.shape[-1] :]
+        else:
+            d_w_in, d_weight = _product(given, x, clients), _product(fed, before, clients)
         d_b_in = _total(given, clients)
         d_bias = torch.cat([d_b_in[..., : found.alike], _total(fed[..., found.alike :], clients)], -1)
         return d_x, d_w_in, d_weight, d_b_in, d_bias, *(c.transpose(0, 1) for c in found.first)

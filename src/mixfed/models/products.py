@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from mixfed.models import vmap
+from mixfed.models import grouped, vmap
+from mixfed.models.unlocked import without_lock
 
 LARGE = 8_000_000
 """FLOPs of a product from which on oneDNN makes up for what it takes to begin."""
@@ -40,6 +41,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return found
     if weight.ndim != 2 or not _suits(input, weight):
         return F.linear(input, weight, bias)
+    if input.ndim == 3 and input.stride(0) < input.stride(1):  # rows are taken in the order in which they are in memory
+        return linear(input.transpose(0, 1), weight, bias).transpose(0, 1)
     rows = input if input.ndim == 2 else input.reshape(-1, input.shape[-1])
     answer = _applied(rows, weight, bias)
     return answer if input.ndim == 2 else answer.view(*input.shape[:-1], -1)
@@ -56,6 +59,14 @@ def linears(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if are_large(input, weight):
         return _applied(input, weight, bias)
     return torch.bmm(input, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), input, weight.mT)
+
+
+def by_rows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same with rows first: input [n, clients, in], answers [n, clients, out]."""
+    if grouped.pays(len(input), weight):
+        packed = grouped.pack(weight, len(input))
+        return grouped.product(input.contiguous(), packed, None if bias is None else bias.reshape(-1))
+    return linears(input.transpose(0, 1), weight, bias).transpose(0, 1).contiguous()
 
 
 def are_large(input: Tensor, weight: Tensor) -> bool:
@@ -138,26 +149,34 @@ def _computed(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _by_onednn(input, weight, bias)
     if len(input) == 1:
         return _by_onednn(input[0], weight[0], None if bias is None else bias[0])[None]
-    answer = input.new_empty(*input.shape[:2], weight.shape[1])
-    for i, one in enumerate(answer.unbind()):
-        one.copy_(_by_onednn(input[i], weight[i], None if bias is None else bias[i]))
+    by_row = input.transpose(0, 1)
+    if by_row.is_contiguous() and grouped.pays(len(by_row), weight):
+        return by_rows(by_row, weight, bias).transpose(0, 1)
+    return _one_by_one(input, weight, bias)
+
+
+@without_lock
+def _one_by_one(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    answer = torch.empty([input.shape[0], input.shape[1], weight.shape[1]], dtype=input.dtype)
+    for i in range(input.shape[0]):
+        answer[i].copy_(_by_onednn(input[i], weight[i], None if bias is None else bias[i]))
     return answer
 
 
 def _by_onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product, or the other way round and turned, so that no large matrix has to be copied into rows first."""
     input, weight = _dense(input), _dense(weight)  # by other strides oneDNN takes ages
-    if bias is None and not input.is_contiguous() and input.mT.is_contiguous() and weight.numel() < input.numel():
-        return _product(weight, input, None).mT
+    if bias is None and not input.is_contiguous() and input.t().is_contiguous() and weight.numel() < input.numel():
+        return _product(weight, input, None).t()
     return _product(input, weight, None if bias is None else bias.contiguous())
 
 
 def _dense(x: Tensor) -> Tensor:
     """The matrix as one piece of memory, by rows or by columns."""
     by_columns = x.stride(0) == 1 and x.shape[1] > 1
-    return (x if x.mT.is_contiguous() else x.mT.contiguous().mT) if by_columns else x.contiguous()
+    return (x if x.t().is_contiguous() else x.t().contiguous().t()) if by_columns else x.contiguous()
 
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, "none", [], "")
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return found

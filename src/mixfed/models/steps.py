@@ -1,9 +1,4 @@
-"""The time steps of recurrent cells in loops that hold no lock of Python, so that several threads run them at once.
-
-A step is a handful of small operators, and each of them takes the interpreter's lock: threads that train different
-clients would wait for each other more than they work. TorchScript runs a whole loop without it. PyTorch wants it to be
-replaced by its compiler, which takes half a minute for such a loop; where a version of PyTorch lacks it, the same
-functions run as Python, and a warning says so.
+"""The time steps of recurrent cells, each a handful of small operators, in loops that hold no lock of Python.
 
 Shapes: ``given`` [T, B, N, G·H] is what the inputs of all T steps bring to the G gates of N networks; the states are
 [T + 1, B, N, H], and the first of them is the one to begin with. A loop forward turns ``given`` into the gates. One
@@ -14,47 +9,11 @@ backward changes ``d``, the gradient by the states after every step [T, B, N, H]
 
 from __future__ import annotations
 
-import logging
-import threading
-import warnings
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
 import torch
 from torch import Tensor
 
 from mixfed.models.grouped import add_product_, pack, pays, product
-
-P = ParamSpec("P")
-R = TypeVar("R")
-_scripting = threading.Lock()
-_log = logging.getLogger("mixfed")
-
-
-def without_lock(function: Callable[P, R]) -> Callable[P, R]:
-    """The function in TorchScript, from its first call on."""
-    made: list[Callable[P, R]] = []
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _scripting:
-            if not made:
-                made.append(_scripted(function))
-        return made[0](*args, **kwargs)
-
-    return call
-
-
-def _scripted(function: Callable[P, R]) -> Callable[P, R]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # see above
-        try:
-            return torch.jit.script(function)
-        except (AttributeError, RuntimeError) as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _log.warning("Recurrent steps run as Python, one thread at a time: no TorchScript here (%s).", why)
-            return function
+from mixfed.models.unlocked import without_lock
 
 
 def ready(weight: Tensor, rows: int) -> tuple[Tensor, bool]:

@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 try:
+    from torch._C import (
+        _dispatch_tls_local_exclude_set,
+        _dispatch_tls_local_include_set,
+        _ForceDispatchKeyGuard,
+    )
     from torch._C._functorch import (
         _add_batch_dim,
         _remove_batch_dim,
@@ -32,6 +37,7 @@ try:
 except ImportError as error:
     MISSING: str | None = f"PyTorch {torch.__version__} lacks what this needs of its internals ({error.name or error})"
 else:
+    _ordinary = _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()  # how plain tensors are dispatched
     MISSING = None
 """Why cohorts cannot be batched with this version of PyTorch, or None; clients then run one by one."""
 
@@ -42,7 +48,8 @@ def beneath(function: Callable[[Any], Any], given: Any) -> Any:
     """function(given) under vmap, but with plain tensors that have a first dimension over clients; so has its result.
 
     ``given`` is a tree of tensors, at least one of which is each client's own; the others are repeated for all of them.
-    This is not differentiated.
+    What autograd records beneath vmap includes this, also where it is called by PyTorch as a rule of vmap, in which the
+    tape is shut out; what torch.func differentiates does not.
     """
     level = current_level()
     size = _clients_of(given, level)
@@ -52,7 +59,7 @@ def beneath(function: Callable[[Any], Any], given: Any) -> Any:
             return x.expand(size, *x.shape)
         return get_unwrapped(x).movedim(maybe_get_bdim(x), 0)
 
-    with temporarily_pop_interpreter_stack():
+    with temporarily_pop_interpreter_stack(), _ForceDispatchKeyGuard(*_ordinary):
         found = function(_each_leaf(plain, given))
     return _each_leaf(lambda x: _add_batch_dim(x, 0, level), found)
 
@@ -84,16 +91,6 @@ def made_of(x: Tensor) -> tuple[Tensor, bool]:
     return x, each
 
 
-def owned(params: Params) -> Params | None:
-    """The plain tensors [clients, …] of parameters that are each client's own under a vmap, and nothing but that vmap
-    is at work; None where it is otherwise."""
-    if not is_active() or current_level() != 1:
-        return None
-    if any(maybe_get_level(x) != 1 or maybe_get_bdim(x) < 0 for x in params.values()):
-        return None
-    return {name: made_of(x)[0] for name, x in params.items()}
-
-
 def each(x: Tensor) -> Tensor:
     """What stands under vmap for x, whose first dimension is over clients; the inverse of :func:`made_of`."""
     return _add_batch_dim(x, 0, current_level())
@@ -102,6 +99,18 @@ def each(x: Tensor) -> Tensor:
 def is_at_this_level(x: Tensor) -> bool:
     """Whether x is a plain tensor, or stands for each client's under the innermost vmap and nothing else."""
     return not is_functorch_wrapped_tensor(x) or (maybe_get_level(x) == current_level() and maybe_get_bdim(x) >= 0)
+
+
+def clients_alone(tree: Any) -> int:
+    """Of how many clients these tensors are, where their vmap is all that is active; else 0."""
+    return _clients_of(tree, 1) if is_active() and current_level() == 1 else 0
+
+
+def of_each(x: Tensor, clients: int) -> Tensor:
+    """The plain tensor [clients, …] that x stands for under their vmap; what is everyone's is repeated."""
+    plain, each = made_of(x)
+    with outside():
+        return plain if each else plain.expand(clients, *plain.shape)
 
 
 class outside:  # noqa: N801
