@@ -198,6 +198,7 @@ WORKLOADS = STANDARD | {
         characters("W3-lstm", "character LSTM", nn.LSTM),
         characters("W3-rnn", "simple RNN", nn.RNN),
         characters("W3-deep", "GRU, two layers, both directions", nn.GRU, num_layers=2, bidirectional=True),
+        replace(characters("W3-many", "character GRU, 80 clients", nn.GRU), clients=80),
     )
 }
 
