@@ -115,9 +115,7 @@ def advise(
         trials = [Trial(tried(every, name), {}) for name in names]
         best = field.compete(trials, every, recipe.rounds, PERSONAL)
         if not best:
-            raise RunStopped(
-                "No method could be tried to an end in this time; give it more minutes or lower the rates."
-            )
+            raise RunStopped(_untried(trials))
         varied = _varied(field, partial(tried, every), best)
         ranked = _repeated(field, [*best, *varied])
     others = sorted((trial for trial in [*trials, *varied] if trial not in ranked), key=lambda trial: -trial.rounds)
@@ -134,6 +132,12 @@ def advise(
         _time_told(trials, minutes),
         nothing_learnt(plain, metric, ranked[0].score(metric)),
     )
+
+
+def _untried(trials: list[Trial]) -> str:
+    """Why there is no advice, with what the first method met."""
+    met = next((f" {trial.algorithm}: {trial.why_not}" for trial in trials if trial.why_not), "")
+    return f"No method could be tried to an end in this time; give it more minutes or lower the rates.{met}"
 
 
 def _in_phases(recipe: Recipe) -> tuple[str, ...]:
