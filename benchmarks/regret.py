@@ -3,6 +3,7 @@
     python benchmarks/regret.py --data DIR                  # measures what is missing; one JSON line for each task
     python benchmarks/regret.py --data DIR --again          # asks for advice anew, and reuses the figures of methods
     python benchmarks/regret.py --table                     # the table of what was measured, in Markdown
+    python benchmarks/regret.py --table --merge FILES       # with rows that other processes wrote with --out
 
 Every method is trained at the recipe's own settings, and the first advice at its own, all for the same rounds and with
 the whole training data. The best five methods of the first seed are trained with the task's further seeds too, and so
@@ -340,6 +341,11 @@ def load(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def _write(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="the folder with data files")
@@ -347,9 +353,12 @@ def main() -> None:
     parser.add_argument("--tasks", help="some of the tasks, with commas between them")
     parser.add_argument("--table", action="store_true", help="prints the table and measures nothing")
     parser.add_argument("--again", action="store_true", help="asks for advice anew where there is a row")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files whose rows replace or follow these")
     given = parser.parse_args()
     logging.getLogger("mixfed").setLevel(logging.ERROR)
-    rows = {row["task"]: row for row in load(given.out)}
+    rows = {row["task"]: row for file in (given.out, *given.merge) for row in load(file)}
+    if given.merge:
+        _write(given.out, rows)
     wanted = given.tasks.split(",") if given.tasks else [task.name for task in TASKS]
     for task in [] if given.table else TASKS:
         known = rows.get(task.name, {})
@@ -365,8 +374,7 @@ def main() -> None:
                 print(f"{task.name}: {error}", flush=True)
                 continue
         rows[task.name] = row
-        given.out.parent.mkdir(exist_ok=True)
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+        _write(given.out, rows)
         print(f"{task.name}: {row['seconds']['all']} s, regret {_points(regret(row))}", flush=True)
     print(table(load(given.out)))
 

@@ -105,6 +105,16 @@ def test_nothing_is_said_where_methods_learn(metric: str) -> None:
     assert set(found.json()) == {"advice", "ruled_out"}
 
 
+def test_where_every_method_is_refused_the_reason_is_told() -> None:
+    draw = np.random.default_rng(1)
+    fields = {"x": draw.normal(size=(80, 2)).astype(np.float32), "y": draw.normal(size=(80, 1)).astype(np.float32)}
+    clients = mf.FederatedData.from_arrays(fields, np.arange(80) % 8)
+    how = {"steps": 1}
+    task = mf.Task(nn.Linear(2, 1), clients, fields, rounds=2, cohort=4, client=how, criterion="squared_error")
+    with pytest.raises(mf.RunStopped, match="leave accuracy out of the metrics"):
+        mf.advise(task, minutes=0.05, progress=False)
+
+
 def test_what_is_seen_and_kept_apart() -> None:
     request = Request("digits")
     recipe = request.on(request.base())

@@ -175,6 +175,7 @@ def test_a_run_remembers_how_it_read_and_refuses_files_that_have_changed(
     for file, was in ((tmp_path / n, (tmp_path / n).read_text()) for n in ("all.csv", "net.py", "layers.py")):
         file.write_text(was + "\n")
         assert f"The file {file.name} has changed since" in refused(capsys, *longer)
+        assert (tmp_path / "run" / "result.json").exists(), "what was refused has left the finished run alone"
         file.write_text(was)
     here(*longer)
     here("run", recipe, "--executor", "loop", "--rounds", "3", "--out", tmp_path / "whole")

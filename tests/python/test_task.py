@@ -49,6 +49,14 @@ def test_a_task_is_trained_as_by_hand() -> None:
     assert result.metrics == by_hand.metrics
 
 
+def test_an_advice_is_followed_with_its_settings() -> None:
+    told = mixfed.train(task(), "fedavg", settings={"client.learning_rate": 0.001}, progress=False)
+    client = SETTINGS["client"] | {"learning_rate": 0.001}
+    same = mixfed.train(task(client=client), "fedavg", progress=False)
+    plain = mixfed.train(task(), "fedavg", progress=False)
+    assert told.metrics == same.metrics != plain.metrics
+
+
 def test_a_comparison_of_ones_own(tmp_path: Path) -> None:
     """Its folder is that of the command, it can be asked for the best, and the same objects take it up again."""
     out = tmp_path / "both"

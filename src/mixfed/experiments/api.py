@@ -106,14 +106,18 @@ def train(
     algorithm: str | None = None,
     *,
     seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> Result:
-    """Trains one algorithm, with a run folder if ``out`` names one; ``resume`` goes on with the run in it."""
+    """Trains one algorithm, with a run folder if ``out`` names one; ``resume`` goes on with the run in it.
+
+    ``settings`` are keys of a recipe that differ from the task's, as an advice names them.
+    """
     request = _request(task)
     chosen = {} if algorithm is None else {"algorithm": algorithm}
-    recipe = request.on(request.base(), seed=seed, **chosen)
+    recipe = request.on(request.base(), seed=seed, **chosen, **(settings or {}))
     experiment = build(recipe)
     with _watching(progress) as watch:
         moved = watch.begin(f"{recipe.algorithm} · seed {seed}", recipe.rounds)

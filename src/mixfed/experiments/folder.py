@@ -42,6 +42,7 @@ from mixfed.core.loop import Record
 from mixfed.core.tree import flatten
 from mixfed.errors import InputError, RunStopped
 from mixfed.experiments import toml
+from mixfed.experiments.inputs import require_same_inputs
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
@@ -164,6 +165,7 @@ class RunFolder:
             raise InputError(f"{told}, and --resume cannot make it {new.get(key)!r}; start a new run for that.")
         wanted = replace(wanted, simulator=stored.simulator, inputs=stored.inputs)
         if wanted != stored:
+            require_same_inputs(wanted, f"the run in {self.path} began")
             with self.locked():
                 if wanted.rounds != stored.rounds:
                     self.result.unlink(missing_ok=True)

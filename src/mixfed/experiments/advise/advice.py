@@ -17,7 +17,7 @@ from mixfed.errors import InputError, RunStopped
 from mixfed.evaluate.probe.advice import LARGE
 from mixfed.experiments.advise.learning import nothing_learnt
 from mixfed.experiments.advise.look import Look, look_at, with_validation
-from mixfed.experiments.advise.trials import PATIENCE, STEPS, TRYING, Field, Trial, affordable_rounds
+from mixfed.experiments.advise.trials import PATIENCE, STEPS, TRYING, Field, Trial, affordable_rounds, rounds_told
 from mixfed.experiments.build import build
 from mixfed.experiments.probing import predict
 from mixfed.experiments.recipe import Recipe
@@ -115,9 +115,7 @@ def advise(
         trials = [Trial(tried(every, name), {}) for name in names]
         best = field.compete(trials, every, recipe.rounds, PERSONAL)
         if not best:
-            raise RunStopped(
-                "No method could be tried to an end in this time; give it more minutes or lower the rates."
-            )
+            raise RunStopped(_untried(trials))
         varied = _varied(field, partial(tried, every), best)
         ranked = _repeated(field, [*best, *varied])
     others = sorted((trial for trial in [*trials, *varied] if trial not in ranked), key=lambda trial: -trial.rounds)
@@ -134,6 +132,12 @@ def advise(
         _time_told(trials, minutes),
         nothing_learnt(plain, metric, ranked[0].score(metric)),
     )
+
+
+def _untried(trials: list[Trial]) -> str:
+    """Why there is no advice, with what the first method met."""
+    met = next((f" {trial.algorithm}: {trial.why_not}" for trial in trials if trial.why_not), "")
+    return f"No method could be tried to an end in this time; give it more minutes or lower the rates.{met}"
 
 
 def _in_phases(recipe: Recipe) -> tuple[str, ...]:
@@ -288,10 +292,11 @@ def _left_behind(trials: list[Trial], best: Trial, field: Field) -> dict[str, st
         if trial.why_not:
             found[trial.algorithm] = trial.why_not
         elif not field.judged(trial):
-            found[trial.algorithm] = f"there was time for {trial.rounds} rounds of it, and only a whole run tells"
+            found[trial.algorithm] = f"there was time for {rounds_told(trial.rounds)} of it, and only a whole run tells"
         else:
             found[trial.algorithm] = (
-                f"{field.metric} {figure(trial.score(field.metric))} on validation data after {trial.rounds} rounds,"
+                f"{field.metric} {figure(trial.score(field.metric))} on validation data after"
+                f" {rounds_told(trial.rounds)},"
                 f" where {best.algorithm} had {figure(best.score(field.metric, trial.rounds))}"
             )
     return found

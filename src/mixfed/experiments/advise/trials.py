@@ -140,7 +140,7 @@ class Field:
         took = self._clock() - began
         trial.seconds, trial.pace = trial.seconds + took, took / max(trial.rounds - before, 1)
         if not trial.why_not and not trial.scores:
-            trial.why_not = f"too slow to try: {trial.rounds} rounds took {trial.seconds:.0f} s"
+            trial.why_not = f"too slow to try: {rounds_told(trial.rounds)} took {trial.seconds:.0f} s"
 
     def again(self, trial: Trial, seed: int) -> None:
         """The same trial with another seed: of training, and of what is kept apart to judge by."""
@@ -210,6 +210,11 @@ def _affordable(trials: Sequence[Trial], to: int, seconds: float) -> list[Trial]
             seconds -= trial.cost(to)
             kept.append(trial)
     return kept
+
+
+def rounds_told(number: int) -> str:
+    """So many rounds, in words."""
+    return "1 round" if number == 1 else f"{number} rounds"
 
 
 def stages(to: int, rounds: int) -> int:
