@@ -29,7 +29,8 @@ class Optimizer:
     """x ← x − ηₜ·direction(gradient, memory), ηₜ = η·decayᵗ/(1 + inverse_decay·t) in round t.
 
     ``init`` makes the memory (a tree, so that it can be checkpointed) and ``direction`` returns the step's direction
-    and the next memory.
+    and the next memory. ``write`` does both to given parameters and memory in one pass, where PyTorch has that: the
+    many passes of a rule over a small model's memory take longer than its gradient.
     """
 
     rule: str
@@ -38,6 +39,7 @@ class Optimizer:
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
     decay: float = 1.0
     inverse_decay: float = 0.0
+    write: Callable[[Params, Params, Memory, float], None] | None = None
 
     def __post_init__(self) -> None:
         _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
@@ -58,6 +60,24 @@ class Optimizer:
         moved = {name: params[name] for name in gradient}
         direction, memory = self.direction(gradient, memory, moved)
         return tree.add(params, direction, -self.rate(round)), memory
+
+    def moved(
+        self, params: Params, gradient: Params, memory: Memory, rate: float, *, owned: bool, vectorised: bool
+    ) -> tuple[Params, Memory]:
+        """One update of these leaves with this rate. Those that are ``owned``, with their memory, may be written into;
+        ``vectorised`` ones stand for many under vmap."""
+        if self.write is not None and not vectorised and all(_is_plain(p) for p in params.values()):
+            if not owned:
+                params = tree.clone(params)
+                memory = {part: _copied(kept, params) for part, kept in memory.items()}
+            self.write(params, gradient, memory, rate)
+            return params, memory
+        direction, memory = self.direction(gradient, memory, params)
+        if not owned:
+            return tree.add(params, direction, -rate), memory
+        for name, d in direction.items():
+            params[name].add_(d, alpha=-rate)
+        return params, memory
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -116,7 +136,27 @@ def adam(
     def second(v: Tensor, g: Tensor) -> Tensor:
         return v * betas[1] + g * g * (1 - betas[1])
 
-    return _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
+    def write(params: Params, gradient: Params, memory: Memory, rate: float) -> None:
+        memory["count"] += 1
+        names = list(params)
+        torch._fused_adam_(
+            [params[n] for n in names],
+            [_laid_out_as(gradient[n], params[n]) for n in names],
+            [memory["first"][n] for n in names],
+            [memory["second"][n] for n in names],
+            [],
+            [memory["count"]] * len(names),
+            lr=rate,
+            beta1=betas[0],
+            beta2=betas[1],
+            weight_decay=weight_decay,
+            eps=epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    made = _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
+    return replace(made, write=write) if bias_correction else made
 
 
 def yogi(
@@ -215,6 +255,23 @@ def _adaptive(
         return {n: (m / c1) / ((second[n] / c2).sqrt() + epsilon) for n, m in first.items()}, memory
 
     return Optimizer(rule, learning_rate, init, direction, decay)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether PyTorch's one-pass rules do with x what the formulas here do."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _copied(kept: Any, params: Params) -> Any:
+    """A copy of a part of the memory; what belongs to a parameter has the parameter's layout."""
+    if isinstance(kept, Tensor):
+        return kept.clone()
+    return {n: torch.empty_like(params[n]).copy_(x) for n, x in kept.items()}
+
+
+def _laid_out_as(x: Tensor, like: Tensor) -> Tensor:
+    """x in the memory layout of the other; one-pass rules go through memory in its own order."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def _warmth(beta: float, count: Tensor) -> Tensor:

@@ -154,16 +154,18 @@ class LocalTrainer:
                     total_gradient |= tree.add(masked, total_gradient)
                 if correction is not None:
                     gradient = tree.add(gradient, correction)
+                if active is None:
+                    moved, memories[move.names] = self.optimizer.moved(
+                        moving, gradient, memory, rate, owned=owned, vectorised=batches.vectorised
+                    )
+                    weights |= moved
+                    continue
                 direction, remembered = self.optimizer.direction(gradient, memory, moving)
-                if active is not None:
-                    weights |= tree.where(active, tree.add(moving, direction, -rate), moving)
-                    memories[move.names] = tree.where(active, remembered, memory)
-                    buffers = tree.where(active, buffers, before)
-                    value = value * active
-                else:
-                    weights |= _move(moving, direction, -rate, in_place=owned)
-                    memories[move.names] = remembered
-            owned = active is None
+                weights |= tree.where(active, tree.add(moving, direction, -rate), moving)
+                memories[move.names] = tree.where(active, remembered, memory)
+                buffers = tree.where(active, buffers, before)
+                value = value * active
+            owned = True
             total_loss = total_loss + value
         if batches.memory is not None:
             batches.memory.kept = {str(i): memories[move.names] for i, move in enumerate(moves) if memories[move.names]}
@@ -236,11 +238,3 @@ def _own_buffers(buffers: Params, batches: Batches) -> Params:
         return tree.clone(buffers)
     zero = batches.key * 0
     return {name: b + zero.to(b.dtype) for name, b in buffers.items()}
-
-
-def _move(weights: Params, direction: Params, scale: float, *, in_place: bool) -> Params:
-    if not in_place:
-        return tree.add(weights, direction, scale)
-    for name, d in direction.items():
-        weights[name].add_(d, alpha=scale)
-    return weights
