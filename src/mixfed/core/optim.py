@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixfed.core import tree
+from mixfed.core.ranges import check_optimizer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 
@@ -42,9 +42,7 @@ class Optimizer:
     write: Callable[[Params, Params, Memory, float], None] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
-        _require(self.decay, "The decay of a learning rate", "above 0 and at most 1", lambda x: 0 < x <= 1)
-        _require(self.inverse_decay, "The inverse decay of a learning rate", "at least 0", lambda x: x >= 0)
+        check_optimizer(self.learning_rate, decay=self.decay, inverse_decay=self.inverse_decay)
 
     def rate(self, round: int) -> float:
         """ηₜ."""
@@ -95,10 +93,7 @@ def sgd(
     inverse_decay: float = 0.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
-    _require(momentum, "Momentum", "at least 0 and below 1", _share)
-    _check_decay(weight_decay)
-    if nesterov and not momentum:
-        raise InputError("Nesterov's rule needs momentum above 0.")
+    check_optimizer(learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
     def init(params: Params) -> Memory:
         return {"momentum": tree.zeros(params)} if momentum else {}
@@ -187,9 +182,7 @@ def adagrad(
     decay: float = 1.0,
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
-    _check_epsilon(epsilon)
-    _check_decay(weight_decay)
-    _check_initial(initial)
+    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -229,13 +222,7 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
-    _check_epsilon(epsilon)
-    _check_decay(weight_decay)
-    _check_initial(initial)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise InputError(f"There are two betas, of the first and of the second moment, not {betas!r}.")
-    for beta in betas:
-        _require(beta, "A beta", "at least 0 and below 1", _share)
+    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial, betas=betas)
 
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
@@ -281,24 +268,3 @@ def _warmth(beta: float, count: Tensor) -> Tensor:
 
 def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
     return tree.add(gradient, params, weight_decay) if weight_decay else gradient
-
-
-def _require(value: float, what: str, wanted: str, holds: Callable[[float], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not holds(float(value)):
-        raise InputError(f"{what} is a number that is {wanted}, not {value!r}.")
-
-
-def _share(value: float) -> bool:
-    return 0 <= value < 1
-
-
-def _check_epsilon(epsilon: float) -> None:
-    _require(epsilon, "An optimizer's epsilon", "above 0", lambda x: x > 0)
-
-
-def _check_initial(initial: float) -> None:
-    _require(initial, "The second moment at the start", "at least 0", lambda x: x >= 0)
-
-
-def _check_decay(weight_decay: float) -> None:
-    _require(weight_decay, "Weight decay", "at least 0", lambda x: x >= 0)

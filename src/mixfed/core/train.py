@@ -12,6 +12,7 @@ from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.model import IDLE, Loss, Model
 from mixfed.core.optim import Optimizer, given
+from mixfed.core.ranges import check_clip
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
@@ -86,8 +87,7 @@ class LocalTrainer:
             raise InputError(
                 f"A trainer takes a mixfed.Batching, such as mixfed.Batching(10, epochs=1), not {self.batching!r}."
             )
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
+        check_clip(self.clip)
 
     @property
     def own_loss(self) -> Loss:
