@@ -73,30 +73,22 @@ class Race:
     def run(self, candidates: Sequence[Execution]) -> None:
         """Fills ``seconds`` with what the clients take by each execution that was worth timing.
 
-        A few clients tell of every execution what to expect. Then all clients are timed, by the best ones first.
+        The first is timed on all clients, whatever a few of them tell: by them alone, the best may look hopeless.
         """
-        expected: dict[Execution, float] = {}
         lost: set[str] = set()
-        of_a_kind = {how.name: how for how in reversed(candidates)}  # the first of each
-        for how in [*of_a_kind.values(), *(how for how in candidates if how not in of_a_kind.values())]:
-            if not self._is_affordable(0.0):
-                break
+        for how in candidates:
+            if not self._is_affordable(self.best):
+                return
             if how.name in lost:
                 continue
             predicted = self._predicted(how)
-            if predicted < math.inf:
-                expected[how] = predicted
-                self.pace = min(expected.values()) / float(self.trial.steps.sum())
-            if predicted == math.inf or predicted > LOST * min(expected.values()):
+            if predicted == math.inf or predicted > LOST * self.best:
                 lost.add(how.name)
-        for how in sorted(expected, key=lambda how: expected[how]):
-            close = expected[how] <= HOPELESS * min(self.best, *expected.values())
-            if close and self._is_affordable(expected[how]):
+            if predicted < math.inf and predicted <= HOPELESS * self.best and self._is_affordable(predicted):
                 self._time_all(how)
                 self._time_again(how)  # the first time may have been spent on getting memory
         for how in list(self.seconds) if len(self.seconds) > 1 else []:
             self._time_again(how)
-        self.seconds = self.seconds or expected
 
     @property
     def best(self) -> float:
