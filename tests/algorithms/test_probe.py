@@ -6,15 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from mixfed.algorithms.makers import Setup
+from mixfed.core.batches import Batching
+from mixfed.core.losses import cross_entropy
+from mixfed.core.model import Model
 from mixfed.core.optim import sgd
+from mixfed.core.train import LocalTrainer
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
 from mixfed.experiments.probing import local_steps
 from mixfed.experiments.recipe import Training
+from mixfed.models.networks import mlp
 from tests.problems import point, trainer
 
 
@@ -45,6 +51,25 @@ def test_dissimilarity_by_hand() -> None:
     assert found.largest("G2") == pytest.approx(25.0)
     # The curvature of ½·1 + ½·4 is 2.5.
     assert found.smoothness == pytest.approx(2.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("executor", ["vmap", "factored"])
+def test_clients_in_factors_are_measured_as_clients_one_by_one(executor: str) -> None:
+    """A network wide enough for factors: 40·30 weights, batches of 4."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 40)).astype(np.float32), draw.integers(0, 3, 60)
+    clients = FederatedData.from_arrays({"x": x, "y": y}, np.arange(60) // 6)
+    torch.manual_seed(0)
+    model = Model(mlp(40, 3, [30]), cross_entropy)
+    local = LocalTrainer(model, sgd(0.1), Batching(4, steps=1))
+    setup = Setup(local, sgd(1.0), 10, local, weights=(0.6, 0.4))
+    centre = CentralData({"x": x[:20], "y": y[:20]})
+    loop, other = (
+        measure_dissimilarity(setup, clients, centre, cohort=8, rounds=3, repeats=1, first_round=0, executor=how)
+        for how in ("loop", executor)
+    )
+    for name, values in loop.measured.items():
+        np.testing.assert_allclose(other.measured[name], values, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("with_data", [False, True])

@@ -348,6 +348,14 @@ def test_what_is_linear_leaves_a_matrix_in_factors(function: Callable[..., Tenso
     torch.testing.assert_close(found, wanted)
 
 
+def test_the_norm_of_a_matrix_in_factors_forms_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = some_factors()
+    wanted = torch.linalg.vector_norm(factors.dense().flatten(1), dim=1)
+    monkeypatch.setattr(Factors, "dense", lambda self: pytest.fail("the matrix was formed"))
+    found = torch.vmap(lambda number: torch.linalg.vector_norm(number * Factored(factors)))(torch.ones(3))
+    torch.testing.assert_close(found, wanted)
+
+
 def _written(w: Tensor, x: Tensor) -> Tensor:
     w = w.clone()
     w.mul_(2.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mixfed.core import optim
+from mixfed.core import optim, tree
 from mixfed.core.optim import Optimizer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
@@ -62,6 +62,31 @@ def test_as_torch(pair: str, dtype: torch.dtype, tolerance: float) -> None:
         for name, p in theirs.items():
             assert params[name].dtype == dtype
             torch.testing.assert_close(params[name], p.detach(), rtol=tolerance, atol=tolerance)
+
+
+def laid_out_otherwise(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t() if x.ndim == 2 else x
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, laid_out_otherwise], ids=["rows", "columns"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_steps_that_are_written_in_place_are_the_same_steps(
+    pair: str, dtype: torch.dtype, tolerance: float, layout: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    ours, _ = PAIRS[pair]
+    params = random_tree(0, dtype)
+    start, memory = {n: layout(x) for n, x in params.items()}, ours.init(params)
+    written, own = start, memory
+    for step in range(1, 7):
+        gradient = random_tree(step, dtype)
+        written, own = ours.moved(written, gradient, own, ours.learning_rate, owned=step > 1, vectorised=False)
+        params, memory = ours.step(params, gradient, memory)
+        for name, x in params.items():
+            torch.testing.assert_close(written[name], x, rtol=tolerance, atol=tolerance)
+    for ours_now, theirs in zip(tree.leaves(own), tree.leaves(memory), strict=True):
+        torch.testing.assert_close(ours_now, theirs, rtol=tolerance, atol=tolerance)
+    assert torch.equal(start["a"], random_tree(0, dtype)["a"])  # what was not owned is as it was
 
 
 def moved(optimizer: Optimizer, *gradients: float) -> list[float]:

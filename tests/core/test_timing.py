@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,7 @@ from mixfed.backends.run import run
 from mixfed.backends.simulator import timing
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.backends.simulator.execution import WHOLE, Execution, Record
-from mixfed.backends.simulator.timing import SHARE, Race, Watch
+from mixfed.backends.simulator.timing import SHARE, Race, Trial, Watch
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.core.loop import Result
 from mixfed.core.losses import cross_entropy
@@ -41,7 +42,8 @@ class Machine:
             raise InputError("no")
 
     def race(self, count: int, work: float) -> Race:
-        race = Race(self.attempt, count, work, lambda how, error: self.refused.append(how))
+        trial = Trial(np.ones(count, np.int64), lambda how: count if how.chunk else 1)
+        race = Race(self.attempt, trial, work, lambda how, error: self.refused.append(how))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timing.time, "perf_counter", lambda: self.now)
             race.run(list(self.each))
@@ -77,10 +79,41 @@ def test_the_share_is_kept(paces: list[float], chunk: float, count: int, rounds:
     assert race.spent <= max(SHARE * rounds * most, first) + others
 
 
+def test_a_few_clients_tell_what_clients_of_many_steps_will_take() -> None:
+    """Of 20 clients with 1 to 40 steps the first two have one each, and under vmap all wait for the longest."""
+    steps = np.array([1, 1] + [40, 4, 4] * 6)
+    now = 0.0
+
+    def attempt(how: Execution, count: int) -> None:
+        nonlocal now
+        now += 0.001 * (steps[:count].sum() if how == LOOP else steps[:count].max() * (1 + count))
+
+    race = Race(attempt, Trial(steps, lambda how: 20 if how.chunk else 1), 1e6, lambda how, error: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing.time, "perf_counter", lambda: now)
+        race.run([LOOP, VMAP])
+    assert race.fastest == LOOP
+    assert VMAP not in race.seconds  # two and eight of its clients told that all would wait for the longest
+    assert now == pytest.approx(0.001 * (2 * 3 + 40 * 9 + 2 * 2 + 2 * steps.sum()))
+
+
 def test_a_run_that_is_too_short_times_nothing() -> None:
     told: list[str] = []
     train(averaging(Model(mlp(3, 2), cross_entropy)), clients([4] * 8), "auto", rounds=5, say=told.append)
     assert told == ["Executor: vmap (a chunk for every thread, 1 thread); the run is too short to time others."]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "width", "first"),
+    [([8] * 20, 8, "vmap"), ([4] * 19 + [800], 8, "loop"), ([8] * 20, 600, "factored")],
+    ids=["alike and small", "one is long", "wide"],
+)
+def test_the_most_promising_execution_follows_from_shapes(sizes: list[int], width: int, first: str) -> None:
+    told: list[str] = []
+    network = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    algorithm = averaging(Model(network, cross_entropy))
+    train(algorithm, clients(sizes), "auto", rounds=4, say=told.append)
+    assert told[0].startswith(f"Executor: {first} ")
 
 
 @pytest.mark.parametrize(("took", "surprised"), [(1.2, False), (0.8, False), (1.6, True), (0.6, True)])

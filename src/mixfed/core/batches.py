@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed import rng
+from mixfed.core.ranges import check_batching
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, require_memory
@@ -38,8 +39,7 @@ class Batching:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise InputError("Give either the number of local steps or the number of local epochs, not both or none.")
-        if self.batch_size < 0 or (self.epochs if self.steps is None else self.steps) < 1:  # type: ignore[operator]
-            raise InputError("Batch size cannot be negative, and steps and epochs must be at least 1.")
+        check_batching(self.batch_size, self.steps, self.epochs)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixfed.core import tree
+from mixfed.core.ranges import check_optimizer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 
@@ -29,7 +29,8 @@ class Optimizer:
     """x ← x − ηₜ·direction(gradient, memory), ηₜ = η·decayᵗ/(1 + inverse_decay·t) in round t.
 
     ``init`` makes the memory (a tree, so that it can be checkpointed) and ``direction`` returns the step's direction
-    and the next memory.
+    and the next memory. ``write`` does both to given parameters and memory in one pass, where PyTorch has that: the
+    many passes of a rule over a small model's memory take longer than its gradient.
     """
 
     rule: str
@@ -38,11 +39,10 @@ class Optimizer:
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
     decay: float = 1.0
     inverse_decay: float = 0.0
+    write: Callable[[Params, Params, Memory, float], None] | None = None
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate, "A learning rate", "at least 0", lambda x: x >= 0)
-        _require(self.decay, "The decay of a learning rate", "above 0 and at most 1", lambda x: 0 < x <= 1)
-        _require(self.inverse_decay, "The inverse decay of a learning rate", "at least 0", lambda x: x >= 0)
+        check_optimizer(self.learning_rate, decay=self.decay, inverse_decay=self.inverse_decay)
 
     def rate(self, round: int) -> float:
         """ηₜ."""
@@ -58,6 +58,24 @@ class Optimizer:
         moved = {name: params[name] for name in gradient}
         direction, memory = self.direction(gradient, memory, moved)
         return tree.add(params, direction, -self.rate(round)), memory
+
+    def moved(
+        self, params: Params, gradient: Params, memory: Memory, rate: float, *, owned: bool, vectorised: bool
+    ) -> tuple[Params, Memory]:
+        """One update of these leaves with this rate. Those that are ``owned``, with their memory, may be written into;
+        ``vectorised`` ones stand for many under vmap."""
+        if self.write is not None and not vectorised and all(_is_plain(p) for p in params.values()):
+            if not owned:
+                params = tree.clone(params)
+                memory = {part: _copied(kept, params) for part, kept in memory.items()}
+            self.write(params, gradient, memory, rate)
+            return params, memory
+        direction, memory = self.direction(gradient, memory, params)
+        if not owned:
+            return tree.add(params, direction, -rate), memory
+        for name, d in direction.items():
+            params[name].add_(d, alpha=-rate)
+        return params, memory
 
     @property
     def is_plain_sgd(self) -> bool:
@@ -75,10 +93,7 @@ def sgd(
     inverse_decay: float = 0.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
-    _require(momentum, "Momentum", "at least 0 and below 1", _share)
-    _check_decay(weight_decay)
-    if nesterov and not momentum:
-        raise InputError("Nesterov's rule needs momentum above 0.")
+    check_optimizer(learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
     def init(params: Params) -> Memory:
         return {"momentum": tree.zeros(params)} if momentum else {}
@@ -116,7 +131,27 @@ def adam(
     def second(v: Tensor, g: Tensor) -> Tensor:
         return v * betas[1] + g * g * (1 - betas[1])
 
-    return _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
+    def write(params: Params, gradient: Params, memory: Memory, rate: float) -> None:
+        memory["count"] += 1
+        names = list(params)
+        torch._fused_adam_(
+            [params[n] for n in names],
+            [_laid_out_as(gradient[n], params[n]) for n in names],
+            [memory["first"][n] for n in names],
+            [memory["second"][n] for n in names],
+            [],
+            [memory["count"]] * len(names),
+            lr=rate,
+            beta1=betas[0],
+            beta2=betas[1],
+            weight_decay=weight_decay,
+            eps=epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    made = _adaptive("adam", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
+    return replace(made, write=write) if bias_correction else made
 
 
 def yogi(
@@ -147,9 +182,7 @@ def adagrad(
     decay: float = 1.0,
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
-    _check_epsilon(epsilon)
-    _check_decay(weight_decay)
-    _check_initial(initial)
+    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -189,13 +222,7 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
-    _check_epsilon(epsilon)
-    _check_decay(weight_decay)
-    _check_initial(initial)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise InputError(f"There are two betas, of the first and of the second moment, not {betas!r}.")
-    for beta in betas:
-        _require(beta, "A beta", "at least 0 and below 1", _share)
+    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial, betas=betas)
 
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))
@@ -217,6 +244,23 @@ def _adaptive(
     return Optimizer(rule, learning_rate, init, direction, decay)
 
 
+def _is_plain(x: Tensor) -> bool:
+    """Whether PyTorch's one-pass rules do with x what the formulas here do."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _copied(kept: Any, params: Params) -> Any:
+    """A copy of a part of the memory; what belongs to a parameter has the parameter's layout."""
+    if isinstance(kept, Tensor):
+        return kept.clone()
+    return {n: torch.empty_like(params[n]).copy_(x) for n, x in kept.items()}
+
+
+def _laid_out_as(x: Tensor, like: Tensor) -> Tensor:
+    """x in the memory layout of the other; one-pass rules go through memory in its own order."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
+
+
 def _warmth(beta: float, count: Tensor) -> Tensor:
     """1 − βᵗ, without the cancellation that costs five digits at β = 0.999."""
     return -torch.expm1(count * math.log(beta)) if beta else torch.ones_like(count)
@@ -224,24 +268,3 @@ def _warmth(beta: float, count: Tensor) -> Tensor:
 
 def _decayed(gradient: Params, params: Params, weight_decay: float) -> Params:
     return tree.add(gradient, params, weight_decay) if weight_decay else gradient
-
-
-def _require(value: float, what: str, wanted: str, holds: Callable[[float], bool]) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not holds(float(value)):
-        raise InputError(f"{what} is a number that is {wanted}, not {value!r}.")
-
-
-def _share(value: float) -> bool:
-    return 0 <= value < 1
-
-
-def _check_epsilon(epsilon: float) -> None:
-    _require(epsilon, "An optimizer's epsilon", "above 0", lambda x: x > 0)
-
-
-def _check_initial(initial: float) -> None:
-    _require(initial, "The second moment at the start", "at least 0", lambda x: x >= 0)
-
-
-def _check_decay(weight_decay: float) -> None:
-    _require(weight_decay, "Weight decay", "at least 0", lambda x: x >= 0)

@@ -12,6 +12,7 @@ from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.model import IDLE, Loss, Model
 from mixfed.core.optim import Optimizer, given
+from mixfed.core.ranges import check_clip
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
@@ -91,8 +92,7 @@ class LocalTrainer:
             raise InputError(
                 f"A trainer takes a mixfed.Batching, such as mixfed.Batching(10, epochs=1), not {self.batching!r}."
             )
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"Gradients can be clipped to a norm above 0, not to {self.clip}.")
+        check_clip(self.clip)
 
     @property
     def own_loss(self) -> Loss:
@@ -159,16 +159,18 @@ class LocalTrainer:
                     total_gradient |= tree.add(masked, total_gradient)
                 if correction is not None:
                     gradient = tree.add(gradient, correction)
+                if active is None:
+                    moved, memories[move.names] = self.optimizer.moved(
+                        moving, gradient, memory, rate, owned=owned, vectorised=batches.vectorised
+                    )
+                    weights |= moved
+                    continue
                 direction, remembered = self.optimizer.direction(gradient, memory, moving)
-                if active is not None:
-                    weights |= tree.where(active, tree.add(moving, direction, -rate), moving)
-                    memories[move.names] = tree.where(active, remembered, memory)
-                    buffers = tree.where(active, buffers, before)
-                    value = value * active
-                else:
-                    weights |= _move(moving, direction, -rate, in_place=owned)
-                    memories[move.names] = remembered
-            owned = active is None
+                weights |= tree.where(active, tree.add(moving, direction, -rate), moving)
+                memories[move.names] = tree.where(active, remembered, memory)
+                buffers = tree.where(active, buffers, before)
+                value = value * active
+            owned = True
             total_loss = total_loss + value
         if batches.memory is not None:
             batches.memory.kept = {str(i): memories[move.names] for i, move in enumerate(moves) if memories[move.names]}
@@ -277,11 +279,3 @@ def _own_buffers(buffers: Params, batches: Batches) -> Params:
         return tree.clone(buffers)
     zero = batches.key * 0
     return {name: b + zero.to(b.dtype) for name, b in buffers.items()}
-
-
-def _move(weights: Params, direction: Params, scale: float, *, in_place: bool) -> Params:
-    if not in_place:
-        return tree.add(weights, direction, scale)
-    for name, d in direction.items():
-        weights[name].add_(d, alpha=scale)
-    return weights

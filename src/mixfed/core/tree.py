@@ -66,6 +66,11 @@ def dot(a: Params, b: Params) -> Tensor:
     return torch.stack([(x * b[name]).sum() for name, x in a.items()]).sum()
 
 
+def squared(a: Params) -> Tensor:
+    """‖a‖² over all leaves, which may be in factors."""
+    return torch.stack([torch.linalg.vector_norm(x).square() for x in a.values()]).sum()
+
+
 def norm(a: Params) -> Tensor:
     """‖a‖₂ over all leaves."""
     return dot(a, a).sqrt()

@@ -79,8 +79,6 @@ class Experiment:
         """
         how = ranks.of(0, self.recipe.simulator) if ranks else self.recipe.simulator
         recipe = replace(self.recipe, simulator=how)
-        if how.cores < 0:
-            raise InputError("simulator.cores is how many cores an operator may use, so it cannot be negative.")
         rules = [build_stopping(recipe)] if recipe.stop != StopSection() else []
         held = {CENTRE: self.scenario.central, VALIDATION: self.scenario.validation}
         with in_operators(cores_of(how)):
@@ -146,8 +144,6 @@ def cores_of(how: SimulatorSection) -> int:
 
 def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
     """The experiment of a recipe; a scenario that was built before for the same data and seed can be given."""
-    if recipe.evaluate.best_of_last < 1:
-        raise InputError("evaluate.best_of_last is how many of the last evaluations to choose from, so at least 1.")
     scenario = scenario or build_scenario(recipe)
     algorithm, clients = build_algorithm(recipe, scenario)
     return Experiment(recipe, scenario, algorithm, clients, _evaluation(recipe, scenario, algorithm))
@@ -155,9 +151,6 @@ def build(recipe: Recipe, scenario: Scenario | None = None) -> Experiment:
 
 def build_algorithm(recipe: Recipe, scenario: Scenario) -> tuple[Algorithm, FederatedData]:
     """The algorithm of a recipe, and the clients that it trains on: all that a site of a federation needs."""
-    weights = (recipe.mixing.w_f, recipe.mixing.w_c)
-    if min(weights) < 0 or max(weights) == 0:
-        raise InputError("The weights mixing.w_f and mixing.w_c of the mixed loss are at least 0, and not both are 0.")
     require_room_for_batches(recipe, scenario)
     model = build_model(recipe, scenario)
     entry = find_algorithm(recipe.algorithm, {"methods": recipe.methods, "home": recipe.home})

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from mixfed.backends.simulator import cores
+from mixfed.backends.simulator import cores, promise
 from mixfed.backends.simulator.chunks import Sizes
 from mixfed.backends.simulator.execution import WHOLE, Execution, Record
 from mixfed.backends.simulator.executors import Cohort, Pool, execute
-from mixfed.backends.simulator.timing import Race, Watch
+from mixfed.backends.simulator.timing import Race, Trial, Watch
 from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Message
 from mixfed.core.backend import Run
@@ -134,7 +134,7 @@ class Chooser:
         watch = self._watched.get(cohort.plan.source)
         usual = 4 * len(cohort.plan) >= 3 * self._asked.get(cohort.plan.source, 0)
         if watch is not None and usual and cohort.how.name == self._now(cohort.plan.source).name:
-            watch.saw(seconds / len(cohort.plan))
+            watch.saw(seconds / int(cohort.plan.steps.sum()))
 
     def _now(self, source: str) -> Execution:
         return self._chosen[source].at(self._round.get(source, 0))
@@ -245,22 +245,32 @@ class Chooser:
     def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
         """What may be timed, the most promising first: loop, vmap and, where it may pay, factors, in all threads, and,
         if no number of threads was given, in one."""
-        model, found = self.algorithm.model, []
-        names = ["vmap", "loop"] if is_batched_well(model) else ["loop", "vmap"]
-        for name in [*(["factored"] if self._sizes(plan).factored else []), *names]:
+        found = []
+        for name in ["factored", "vmap", "loop"] if self._sizes(plan).factored else ["vmap", "loop"]:
             usual, batched = self._with_threads(name, message, plan), name != "loop"
             for threads in [usual.threads] if self._given_threads else dict.fromkeys([usual.threads, 1, self.threads]):
                 inside = self.threads if threads > 1 else self._worth(message, plan, len(plan) if batched else 1)
                 limits = {"loop": (0,), "vmap": (self._sizes(plan).limit(name), WHOLE), "factored": (WHOLE,)}[name]
                 sizes = {limit and self._chunk_of(plan, name, threads, limit): limit for limit in limits}
+                if len(sizes) > 1:
+                    sizes.pop(1, None)  # chunks of one client are a slow loop
                 found += [Execution(name, limit, threads, inside) for limit in sorted(sizes.values(), reverse=True)]
-        return found
+        cost, convolves = self.cost(plan, message), self.algorithm.model.has_convolutions
+
+        def expected(how: Execution) -> float:
+            numbers = self._sizes(plan).numbers(how.name)
+            return promise.seconds(self._sized(how, plan), plan, cost, numbers, convolves=convolves)
+
+        return sorted(found, key=expected)
 
     def _race(self, message: Message, plan: Plan, watch: Watch) -> tuple[Race, list[Execution]]:
         """Times the candidates on clients of this cohort, for what of the run's time may be spent on it."""
         candidates = self._candidates(message, plan)
         sized = {how: self._sized(how, plan) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
+
+        work = math.inf if self._rounds is None else self._rounds * len(plan) * float(few.steps.mean())
+        trial = Trial(few.steps, lambda how: sized[how].chunk or 1)
 
         def attempt(how: Execution, clients: int) -> None:
             cohort = Cohort.alike(message, few.first_clients(clients), sized[how])
@@ -272,8 +282,7 @@ class Chooser:
             why = str(error.__cause__ or error).splitlines()[0]
             self.say(f"Executor: {how.name} cannot run this model ({why}).")
 
-        work = math.inf if self._rounds is None else self._rounds * len(plan)
-        race = Race(attempt, len(few), work, refuse, watch.spent, watch.expected)
+        race = Race(attempt, trial, work, refuse, watch.spent, watch.expected)
         race.run(candidates)
         watch.begin(race)
         return race, candidates

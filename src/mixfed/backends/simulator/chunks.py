@@ -46,9 +46,13 @@ class Sizes:
         """As many clients as fit the cache."""
         return max(1, _CACHE // self._client(name)) if self._chunk is None else WHOLE
 
+    def numbers(self, name: str) -> int:
+        """How many numbers of the model a client has."""
+        return sum(self._leaves[name])
+
     def _client(self, name: str) -> int:
         """Bytes of one client."""
-        return 3 * 4 * sum(self._leaves[name]) + 4 * self._data + 1
+        return 3 * 4 * self.numbers(name) + 4 * self._data + 1
 
     @cached_property
     def _leaves(self) -> dict[str, list[int]]:

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mixfed.backends.simulator.execution import Execution
 from mixfed.errors import InputError
 
@@ -27,20 +30,40 @@ CLOSE = 1.3
 
 WINDOW = 5
 SURPRISE = 1.5
-"""Clients that take so many times longer, or shorter, than measured are a surprise: the machine was or is busy."""
+"""Steps that take so many times longer, or shorter, than measured are a surprise: the machine was or is busy."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The ``steps`` of the clients on whom executions are timed.
+
+    ``at_once`` says how many clients an execution runs as one chunk, whose steps are those of the longest.
+    """
+
+    steps: NDArray[np.int64]
+    at_once: Callable[[Execution], int]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def length(self, how: Execution, clients: int) -> int:
+        """The steps that are taken one after another with so many clients."""
+        size, steps = self.at_once(how), self.steps[:clients]
+        return int(sum(steps[i : i + size].max() for i in range(0, len(steps), size)))
 
 
 @dataclass
 class Race:
-    """Times executions of the same ``clients``, the most promising first.
+    """Times executions of the same clients, the most promising first.
 
-    ``attempt(how, n)`` runs the first n of them and throws the results away. ``work`` is how many clients the run
-    trains in all its rounds. An execution is tried as long as what was ``spent`` is within ``SHARE`` of the time that
-    all this work takes at the best ``pace`` so far, in seconds a client. ``refused`` hears of executions that fail.
+    ``attempt(how, n)`` runs the first n of them and throws the results away. ``work`` is how many
+    steps of clients the run takes in all its rounds. An execution is tried as long as what was ``spent`` is within
+    ``SHARE`` of the time that all this work takes at the best ``pace`` so far, in seconds a step. ``refused`` hears of
+    executions that fail. ``seconds`` are those that all the clients take.
     """
 
     attempt: Callable[[Execution, int], None]
-    clients: int
+    trial: Trial
     work: float
     refused: Callable[[Execution, InputError], None]
     spent: float = 0.0
@@ -48,7 +71,10 @@ class Race:
     seconds: dict[Execution, float] = field(default_factory=dict)
 
     def run(self, candidates: Sequence[Execution]) -> None:
-        """Fills ``seconds`` with what the clients take by each execution that was worth timing."""
+        """Fills ``seconds`` with what the clients take by each execution that was worth timing.
+
+        The first is timed on all clients, whatever a few of them tell: by them alone, the best may look hopeless.
+        """
         lost: set[str] = set()
         for how in candidates:
             if not self._is_affordable(self.best):
@@ -76,30 +102,29 @@ class Race:
 
     def told(self) -> str:
         """What was measured, in words."""
-        timings = (f"{1000 * took / self.clients:.2f} ms by {how}" for how, took in self.seconds.items())
+        timings = (f"{1000 * took / len(self.trial):.2f} ms by {how}" for how, took in self.seconds.items())
         return f"a client takes {', '.join(timings)}" if self.seconds else ""
 
     def working(self, candidates: Sequence[Execution]) -> Execution:
         """The most promising one that works, where nothing was timed. Clients can always run one by one."""
-        affordable = SHARE * self.work >= FEW
+        affordable = SHARE * self.work >= FEW * float(self.trial.steps.mean())
         return next(how for how in candidates if not how.chunk or (affordable and self._works(how)))
 
     def _is_affordable(self, seconds: float) -> bool:
         if self.pace is None:
-            return self.clients + 2 * FEW + SOME <= SHARE * self.work
+            return (len(self.trial) + 2 * FEW + SOME) * float(self.trial.steps.mean()) <= SHARE * self.work
         return self.spent + seconds <= SHARE * self.work * self.pace
 
     def _predicted(self, how: Execution) -> float:
-        """What all clients will take, after a few of them; the first attempt warms up. Infinite: this does not work."""
+        """What all clients will take, after a few; the first attempt warms up. Infinite: it does not work."""
         if not self._works(how):
             return math.inf
-        few = self._time(how, FEW)
-        if not how.chunk:
-            return few * self.clients / FEW
-        if self.clients <= SOME:
-            return few
-        some = self._time(how, SOME)
-        return some + max(some - few, 0.0) * (self.clients - SOME) / (SOME - FEW)
+        few, length = self._time_a_step(how, FEW), self.trial.length(how, len(self.trial))
+        size = min(self.trial.at_once(how), len(self.trial))
+        if not how.chunk or size <= SOME:
+            return few * length
+        some = self._time_a_step(how, SOME)
+        return (some + max(some - few, 0.0) * (size - SOME) / (SOME - FEW)) * length
 
     def _works(self, how: Execution) -> bool:
         try:
@@ -114,8 +139,13 @@ class Race:
             self._time_all(how)
 
     def _time_all(self, how: Execution) -> None:
-        self.seconds[how] = min(self.seconds.get(how, math.inf), self._time(how, self.clients))
-        self.pace = self.best / self.clients
+        took = self._time(how, len(self.trial))
+        self.seconds[how] = min(self.seconds.get(how, math.inf), took)
+        self.pace = self.best / float(self.trial.steps.sum())
+
+    def _time_a_step(self, how: Execution, clients: int) -> float:
+        """What a step takes of so many clients."""
+        return self._time(how, clients) / self.trial.length(how, clients)
 
     def _time(self, how: Execution, clients: int) -> float:
         began = time.perf_counter()
@@ -129,7 +159,7 @@ class Race:
 
 @dataclass
 class Watch:
-    """Compares what clients take, round after round, with what was ``expected`` when their execution was chosen.
+    """Compares what a client's step takes, round after round, with what was ``expected`` when it was chosen.
 
     The best of ``WINDOW`` cohorts is looked at, so that a single slow one tells nothing. ``spent`` is the time that all
     choices took so far.
@@ -145,7 +175,7 @@ class Watch:
         self.expected, self.spent, self.surprised, self.recent = race.pace, race.spent, False, []
 
     def saw(self, seconds: float) -> None:
-        """Hears what a client of a cohort took. Where nothing was measured, the first cohorts tell what to expect."""
+        """Hears what a client's step took in a cohort. Where nothing was measured, the first cohorts tell."""
         self.recent.append(seconds)
         if len(self.recent) < WINDOW:
             return

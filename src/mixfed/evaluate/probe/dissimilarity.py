@@ -30,6 +30,7 @@ from mixfed.core import tree
 from mixfed.core.algorithm import CENTRE, CLIENTS, Algorithm, Message, OwnParts, Private, Reply, Server, State, Upload
 from mixfed.core.batches import Batches, Batching, plan_central, plan_cohort
 from mixfed.core.model import Loss
+from mixfed.core.optim import sgd
 from mixfed.core.schedule import sample_cohort
 from mixfed.core.train import LocalTrainer, gradient_of, weighted
 from mixfed.core.tree import Params
@@ -72,6 +73,7 @@ def measure_dissimilarity(
     first_round: int = 10,
     repeats: int = 5,
     seed: int = 0,
+    executor: str = "auto",
     progress: Callable[[], None] = lambda: None,
 ) -> Dissimilarity:
     """Trains with K = 1 for some rounds, a number of times, and measures the gradients on the way."""
@@ -89,7 +91,7 @@ def measure_dissimilarity(
             rounds=rounds,
             cohort=cohort,
             seed=seed + repeat,
-            backend=Simulator(),
+            backend=Simulator(executor),
             callbacks=[lambda record: progress()],
         )
         runs.append(result.state["measured"].numpy())
@@ -111,7 +113,8 @@ def _one_step(setup: Setup) -> Algorithm:
     (w_f, w_c), model, rate = setup.weights, setup.client.model, setup.client.optimizer.learning_rate
     if min(w_f, w_c) <= 0:
         raise InputError("The probe compares two losses; the weights of both must be above 0.")
-    federated = _weighted(setup.client, w_f)
+    adding = sgd(0.0, momentum=0.5)  # which stays where it is, and adds gradients up as they are, in factors or not
+    clients = LocalTrainer(model, adding, replace(setup.client.batching, steps=1, epochs=None), loss=setup.client.loss)
 
     def central(params: Params, server: Server) -> list[tuple[Params, Tensor]]:
         """∇̃f_c and f_c on each of two batches, added up over what the centre minimises."""
@@ -127,8 +130,9 @@ def _one_step(setup: Setup) -> Algorithm:
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         params = core.received(message["params"], private)
-        gradient, loss = _gradient(federated, setup, params, batches)
-        sums = {"square": tree.dot(gradient, gradient), "loss": loss}
+        seen = clients.train(params, batches, message.round, want_gradient=True)
+        gradient = tree.scale(seen.gradient_sum or {}, w_f)
+        sums = {"square": tree.squared(gradient), "loss": w_f * seen.loss}
         return Upload({"gradient": gradient, "sums": sums}, torch.ones_like(batches.examples)), private
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
@@ -137,13 +141,13 @@ def _one_step(setup: Setup) -> Algorithm:
         (first, loss), (second, _) = central(params, server)
         both = tree.add(seen, first)
         norms = [float(tree.dot(g, g)) for g in (seen, first, both)]
-        clients = sum(r.weight for r in replies)
+        count = sum(r.weight for r in replies)
         parts = norms[0] / w_f + norms[1] / w_c
         apart = tree.sub(first, second)
         row = [
             parts - norms[2],
             parts / max(norms[2], 1e-30),
-            (float(sums["square"]) - norms[0]) * clients / max(clients - 1, 1),
+            (float(sums["square"]) - norms[0]) * count / max(count - 1, 1),
             0.5 * float(tree.dot(apart, apart)),
             norms[2],
             float(sums["loss"]) + float(loss),
@@ -161,7 +165,7 @@ def _one_step(setup: Setup) -> Algorithm:
         ),
         step=step,
         client=client,
-        batching={CLIENTS: replace(setup.client.batching, steps=1, epochs=None)},
+        batching={CLIENTS: clients.batching},
         own=OwnParts(lambda params: core.kept_private(model, params)),
     )
 

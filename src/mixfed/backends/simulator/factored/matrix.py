@@ -16,8 +16,9 @@ from mixfed.models import vmap
 class Factored(Tensor):
     """One client's matrix under vmap, in factors.
 
-    Adding or taking away a shared matrix, and multiplying by a number, leave it in factors. Anything else is done to
-    the dense matrix, which is made when it is first needed; what is written into stays dense.
+    Adding or taking away a shared matrix, and multiplying by a number, leave it in factors, and its norm needs no more
+    than them. Anything else is done to the dense matrix, which is made when it is first needed; what is written into
+    stays dense.
     """
 
     factors: Factors | None
@@ -114,6 +115,14 @@ def _cast(x: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return x if x.factors is not None and args == (x.dtype,) and not kwargs else None
 
 
+def _norm(x: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    if x.factors is None or args or kwargs:
+        return None
+    with vmap.outside():
+        found = x.factors.squares().clamp(min=0).sqrt()
+    return vmap.each(found)
+
+
 _ABOUT: frozenset[Any] = frozenset(
     [Tensor.numel, Tensor.element_size, Tensor.size, Tensor.dim, Tensor.is_floating_point]
     + [getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad")]
@@ -127,6 +136,7 @@ _LINEAR: dict[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys([torch.clone, Tensor.clone], _same),
     Tensor.detach: lambda x: x,
     Tensor.to: _cast,
+    torch.linalg.vector_norm: _norm,
 }
 
 
