@@ -87,7 +87,17 @@ def test_noise_is_on_clients_only_and_comes_after_the_dealing() -> None:
 
 
 def test_noise_that_is_no_share_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"data.label_noise is a share from 0 to 1 of examples that have classes, not 1.5"
-    ):
+    with pytest.raises(InputError, match=r"'data.label_noise' must be a share from 0 to 1, not 1.5"):
         build_scenario(toml.resolve(toml.override(toml.load("digits"), ["data.label_noise=1.5"])))
+
+
+def test_noise_on_targets_that_are_no_classes_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "prices.csv"
+    table.write_text("who,size,price\n" + "".join(f"{i % 4},{i},{i / 7}\n" for i in range(40)), encoding="utf-8")
+    recipe = {
+        "data": {"source": "files", "clients": str(table), "client": "who", "fields": {"x": ["size"], "y": "price"}},
+        "model": {"name": "mlp", "criterion": "squared_error"},
+    }
+    recipe["data"] |= {"labels": "standard", "test_share": 0.2, "label_noise": 0.2}
+    with pytest.raises(InputError, match=r"data.label_noise needs examples that have classes, and these have none"):
+        build_scenario(toml.resolve(recipe))

@@ -145,4 +145,4 @@ def test_what_has_no_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert "start it without torchrun" in refused(capsys, "compare", "digits", "--algorithms", "fedavg")
     assert "leave out torchrun" in refused(capsys, "run", "lg-synthetic")
-    assert "some seconds" in refused(capsys, "run", "digits", "--set", "simulator.timeout=0")
+    assert "'simulator.timeout' must be" in refused(capsys, "run", "digits", "--set", "simulator.timeout=0")

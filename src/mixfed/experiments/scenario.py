@@ -84,9 +84,8 @@ def _dealt(recipe: Recipe) -> Scenario:
     _require_what_it_deals_by(how, on_clients, _files(recipe))
     clients = deal(on_clients, how.kind, how.options, recipe.seed, source.prepare, how.by)
     kept = keep_own(clients, {"test": data.own_test, "validation": data.own_validation}, recipe.seed)
-    if not 0 <= data.label_noise <= 1 or (data.label_noise and source.classes is None):
-        noise = data.label_noise
-        raise InputError(f"data.label_noise is a share from 0 to 1 of examples that have classes, not {noise}.")
+    if data.label_noise and source.classes is None:
+        raise InputError("data.label_noise needs examples that have classes, and these have none; leave it at 0.")
     if data.joining.round:
         if source.train["x"].ndim < 3 or source.train["x"].shape[-1] != source.train["x"].shape[-2]:
             raise InputError("Only square images can be turned, so data.joining needs a source of images.")
