@@ -22,6 +22,10 @@ REPEATED = 1 << 16
 """Numbers of a weight up to which it is repeated for all clients of a chunk that have it in common. With a larger one,
 or in a convolution, their examples are better one large batch."""
 
+TURNED = 1 << 20
+"""Numbers of a matrix, over all clients of a chunk, from which on torch.func is the faster one: the tape leaves the
+gradient of a linear layer turned, and to add that to the weight takes more than torch.func's bookkeeping."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -184,10 +188,10 @@ def gradient_of(
     """∇loss at the weights, the loss, and the buffers as the forward pass left them.
 
     The autograd tape does what torch.func does with less overhead: outside vmap, and beneath it, where weights are each
-    client's own, or small enough to be repeated.
+    client's own, or small enough to be repeated, and not too large together.
     """
     clients = vmap.clients_alone(batch) if vectorised and not buffers else 0
-    if clients and all(vmap.made_of(w)[1] or _is_repeated(w) for w in weights.values()):
+    if clients and all(_suits_tape(w, clients) for w in weights.values()):
         found = _gradient_beneath(loss, weights, batch, clients)
         if found is not None:
             return *found, buffers
@@ -210,8 +214,9 @@ def gradient_of(
     return gradient, value.detach(), buffers
 
 
-def _is_repeated(weight: Tensor) -> bool:
-    return weight.numel() <= REPEATED and weight.ndim < 4
+def _suits_tape(weight: Tensor, clients: int) -> bool:
+    is_own = vmap.made_of(weight)[1] or (weight.numel() <= REPEATED and weight.ndim < 4)
+    return is_own and (weight.ndim != 2 or weight.numel() * clients <= TURNED)
 
 
 def _gradient_beneath(loss: Loss, weights: Params, batch: Batch, clients: int) -> tuple[Params, Tensor] | None:
