@@ -33,9 +33,36 @@ def attention(params: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x + params["unused"].sum(), is_causal=True).square().mean()
 
 
+class Squashed(torch.autograd.Function):
+    """tanh as a user writes an operator, with a rule for vmap."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return gradient * (1 - y * y)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return x.tanh(), in_dims[0]
+
+
+def residual(params: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """A loss in which every weight has a part also beside the user's operator, so that none would lack its gradient."""
+    x = batch["x"] @ params["a"] + params["b"] * params["unused"].sum()
+    return (x + Squashed.apply(x)).square().mean()
+
+
 @pytest.mark.parametrize("repeated", [train.REPEATED, 0], ids=["repeated", "by torch.func"])
 @pytest.mark.parametrize("own", [["a", "b", "unused"], ["b"], []], ids=["own", "some shared", "shared"])
-@pytest.mark.parametrize("judge", [loss, constant, attention], ids=["loss", "constant", "attention"])
+@pytest.mark.parametrize("judge", [loss, constant, attention, residual])
 def test_of_weights_that_are_each_clients_own_or_everyones(
     judge: Any, own: list[str], repeated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
