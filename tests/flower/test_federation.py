@@ -147,8 +147,11 @@ def serve(folder: Path, address: str, app: Path, plan: Plan, home: Path) -> None
     """A server in a process of its own: ``flwr run``, and the loop. It goes on from a checkpoint that is there."""
     federation, seen = LocalFederation(folder, []), list[tuple[int, int]]()
     federation.address = address
+
+    def observe(source: str, client: int, round: int, delay: float) -> None:
+        seen.append((client, round))
+
     with federation.grid(app) as grid:
-        observe = lambda source, client, round, delay: seen.append((client, round))  # noqa: E731
         backend = Pausing(grid, experiment_of(plan.row), TERMS, observe=observe)
         backend.pause(plan.pause if not (home / "go").exists() else -1, home)
         how: dict[str, Any] = {"checkpoints": Checkpoints(home / "checkpoints", every=1), "resume": True}
