@@ -227,10 +227,10 @@ def test_a_site_that_is_killed_in_mid_round_is_not_waited_for(started: Started) 
     backend = Kills(started.grid, experiment_of("fedprox"), terms)
     result = trained("fedprox", backend, schedule=mf.Schedule(12, patience=2), rounds=3)
     assert result.rounds == 3
-    assert time.monotonic() - killed[0] < 45
+    assert time.monotonic() - killed[0] < 90
     assert backend.traffic.jobs >= 12
-    late = started.backend("fedbuff", Terms(deadline=60.0, assemble=2.0))
+    late = started.backend("fedbuff", Terms(deadline=150.0, assemble=2.0))
     began = time.monotonic()
     schedule = mf.Schedule(3, concurrency=8, buffer=3, late="use")
     assert trained("fedbuff", late, schedule=schedule, rounds=3).rounds == 3
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 120  # below the deadline
