@@ -53,8 +53,8 @@ _PREFERRED = ("accuracy", "auc", "recall@10", "recall@5", "recall@1")
 class Advice:
     """``advice`` has the best method first, each with settings and why; ``ruled_out`` has a reason for each other.
 
-    ``look`` is what was seen of the data, ``trials`` a row for each trial, and ``time`` says whether there was enough.
-    ``warning`` is a sentence if no method has learnt anything.
+    ``look`` is what was seen of the data, ``trials`` a row for each trial, ``time`` says whether there was enough, and
+    ``minutes`` how many would do for all methods. ``warning`` is a sentence if no method has learnt anything.
     """
 
     advice: list[dict[str, Any]]
@@ -63,6 +63,7 @@ class Advice:
     trials: list[dict[str, Any]]
     metric: str
     time: str
+    minutes: float
     warning: str = ""
 
     def json(self) -> dict[str, Any]:
@@ -72,7 +73,8 @@ class Advice:
 
     def behind(self) -> dict[str, Any]:
         """What the advice rests on."""
-        return {"look": self.look, "metric": self.metric, "trials": self.trials, "time": self.time}
+        told = {"look": self.look, "metric": self.metric, "trials": self.trials}
+        return told | {"time": self.time, "minutes": self.minutes}
 
     def __repr__(self) -> str:
         best = [f"{n + 1}. {entry['why']}" for n, entry in enumerate(self.advice)]
@@ -129,7 +131,7 @@ def advise(
         seen,
         [_row(trial, metric) for trial in [*ranked, *others]],
         metric,
-        _time_told(trials, minutes),
+        *_time_told(trials, minutes),
         nothing_learnt(plain, metric, ranked[0].score(metric)),
     )
 
@@ -302,18 +304,20 @@ def _left_behind(trials: list[Trial], best: Trial, field: Field) -> dict[str, st
     return found
 
 
-def _time_told(trials: list[Trial], minutes: float) -> str:
-    """Whether every method was tried to the end, and how many minutes that would take."""
+def _time_told(trials: list[Trial], minutes: float) -> tuple[str, float]:
+    """Whether every method was tried to the end, in words, and how many minutes that would take."""
     able = [trial for trial in trials if trial.rounds and not trial.why_not.startswith("it diverged")]
     cut = [trial.algorithm for trial in able if not trial.ended]
     given = "1 minute" if minutes == 1 else f"{minutes:g} minutes"
     if not cut:
-        return f"Every method that can work was tried for all rounds in {given}."
+        return f"Every method that can work was tried for all rounds in {given}.", minutes
     whole = sum(trial.seconds + trial.cost(trial.recipe.rounds) for trial in able) / TRYING
-    return (
+    enough = max(math.ceil(whole / 60), math.floor(minutes) + 1)
+    told = (
         f"In {given} {len(able) - len(cut)} of {len(able)} methods were tried for all rounds; the others were left"
-        f" before ({', '.join(cut)}). About {_time(whole)} would do for all."
+        f" before ({', '.join(cut)}). About {enough} minutes would do for all."
     )
+    return told, enough
 
 
 def _advice(trial: Trial, best: Trial, rounds: int, metric: str) -> dict[str, Any]:
