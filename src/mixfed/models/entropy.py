@@ -42,7 +42,7 @@ def _rule(
     plain = weight is None and not label_smoothing and reduction == _EACH and not target.is_floating_point()
     if not plain or input.ndim < 2 or target.shape != (input.shape[0], *input.shape[2:]):
         return _OPERATOR.decompose(input, target, weight, reduction, ignore_index, label_smoothing)
-    return vmap.beneath(lambda given: _losses(*given, ignore_index), (input, target))
+    return vmap.beneath(lambda given: _losses(given[0], given[1], ignore_index), (input, target))
 
 
 def _losses(input: Tensor, target: Tensor, ignore_index: int) -> Tensor:

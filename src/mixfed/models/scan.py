@@ -50,7 +50,7 @@ class _ScanUnderVmap(_Scan):
     """The same as vmap wants it."""
 
     @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(*given: Any) -> tuple[Tensor, ...]:
         return _run(*given)
 
     @staticmethod

@@ -96,7 +96,8 @@ def applied(function: type[torch.autograd.Function], *given: Any) -> Any:
     with outside():
         if not any(own):
             return function.apply(*plain)  # type: ignore[no-untyped-call]
-        found, led = function.vmap(Info(CVmapInterpreterPtr(active).batchSize()), places, *plain)
+        rule: Callable[..., tuple[Any, Any]] = function.vmap
+        found, led = rule(Info(CVmapInterpreterPtr(active).batchSize()), places, *plain)
     if isinstance(found, Tensor):
         return _add_batch_dim(found, led, 1)
     return tuple(x if place is None else _add_batch_dim(x, place, 1) for x, place in zip(found, led, strict=True))
