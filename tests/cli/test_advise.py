@@ -146,7 +146,8 @@ def test_a_trial_stops_at_its_evaluation_and_goes_on_from_there(tmp_path: Path) 
 
 def test_every_seed_is_a_run_of_its_own(tmp_path: Path) -> None:
     request = Request("digits", rounds=2)
-    recipe = request.on(request.base(), **{"evaluate.on": "validation", "evaluate.every": 1, "algorithm": "center"})
+    recipe = request.on(request.base(), **{"evaluate.every": 1, "algorithm": "center"})
+    recipe = replace(recipe, evaluate=replace(recipe.evaluate, on="validation"))
     field = Field(partial(with_validation, build_scenario(recipe)), "accuracy", time.monotonic() + 60, tmp_path, str)
     trial = Trial(recipe, {})
     field.go_on(trial, 2, 60)

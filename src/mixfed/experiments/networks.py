@@ -50,8 +50,6 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
     """What trains: the network, or the parts of it that the recipe names."""
-    if recipe.model.augment and recipe.model.cached:
-        raise InputError("model.augment changes images in every step, so that model.cached cannot run them once.")
     return augment(_chained(whole_network(recipe, sizes), recipe.model.trained), recipe.model.augment)
 
 
