@@ -8,8 +8,8 @@
 Every method is trained at the recipe's own settings, and the first advice at its own, all for the same rounds and with
 the whole training data. The best five methods of the first seed are trained with the task's further seeds too, and so
 is the advice. Regret is the best mean test figure of all methods with so many seeds, but the oracle, minus that of the
-advice, in points. Minutes are processor time of one core, so that a busy machine gives the same table. Advice whose last
-line asks for more minutes is asked for once more with these, as a user would do, up to ten.
+advice, in points. Minutes are processor time of one core, so that a busy machine gives the same table. Advice whose
+last line asks for more minutes is asked for once more with these, up to ten, as a user would do.
 """
 
 from __future__ import annotations

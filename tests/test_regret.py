@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mixfed.experiments.advise.advice import Advice
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -73,11 +75,28 @@ def test_known_figures_are_reused_and_the_advice_is_asked_for_anew(
     assert other["methods"]["fedavg"] != [0.125]
 
 
+def test_advice_that_asks_for_more_minutes_gets_them_once(regret: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answer counts, also if it asks for still more; nobody waits for more than ten minutes."""
+    given = []
+
+    def advise(request: Any, minutes: float, clock: Any) -> Advice:
+        given.append(minutes)
+        entry = {"algorithm": f"advised in {minutes}", "settings": {}}
+        return Advice([entry], {}, [], [], "accuracy", "", minutes=4 * minutes)
+
+    monkeypatch.setattr(regret, "advise", advise)
+    found = regret._ask(None, regret.Task("t", 2, minutes=2))
+    assert given == [2, 8]
+    assert (found["minutes"], found["advice"][0]["algorithm"]) == (8, "advised in 8")
+    regret._ask(None, regret.Task("t", 2, minutes=5))
+    assert given[2:] == [5, 10]
+
+
 def test_missing_seeds_are_trained_and_the_advice_is_not_asked_for_again(
     regret: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [name for name, entry in regret.ALGORITHMS.items() if not entry.oracle]
-    told = {"trials": [], "time": "", "metric": "accuracy", "seconds": {"advice": 1, "all": 2}}
+    told = {"minutes": 1, "trials": [], "time": "", "metric": "accuracy", "seconds": {"advice": 1, "all": 2}}
     advice = [{"algorithm": "center", "settings": {"central.learning_rate": 0.01}}]
     known = row(task="digits", rounds=2, seeds=1, settings=[], methods={name: [0.125] for name in names}) | told
     monkeypatch.setattr(regret, "advise", None)
