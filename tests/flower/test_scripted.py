@@ -12,7 +12,9 @@ import torch
 
 import mixfed as mf
 from mixfed.backends import wire
+from mixfed.backends.federation import Terms
 from mixfed.backends.parcels import Parcel
+from mixfed.backends.site import Holding, Site
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.evaluate.personal import local_test
 from tests.algorithms.test_table import CENTRAL, FEDERATED, ROWS, assert_equal, every_row, own_parts, plain, train
@@ -324,6 +326,33 @@ def test_nobody_there_is_told_in_a_sentence(tmp_path: Path) -> None:
         on(ScriptedGrid(other))
 
 
+def test_a_long_wait_for_clients_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    grid = grid_of("fedavg", tmp_path)
+    del grid.sites[4]
+    backend = grid.backend(say=told.append)
+    backend.terms = Terms(deadline=10.0, assemble=30.0)
+    assert on(grid, backend=backend, schedule=mf.Schedule(12), rounds=1).rounds == 1
+    absent = "3 of 12 clients are not there yet (client 3 of 'clients', 7 of 'clients', 11 of 'clients');"
+    assert told == [f"{absent} the run waits for up to 30 seconds.", f"{absent} the run goes on without them."]
+
+
+def test_clients_on_two_sites_are_told_and_asked_once(tmp_path: Path) -> None:
+    """Site 5 has two of the three clients of site 1, which keeps the third."""
+    told: list[str] = []
+    grid = grid_of("fedavg", tmp_path)
+    both = np.array([0, 4])
+    holding = Holding(both.tolist(), FEDERATED.select(both))
+    grid.sites[5] = Site(ROWS["fedavg"].make(), {"clients": holding}, EXPERIMENT, tmp_path / "five")
+    backend = grid.backend(say=told.append)
+    assert on(grid, backend=backend, schedule=mf.Schedule(12), rounds=2).rounds == 2
+    assert told == ["2 clients are on site 1 and on site 5 (client 0 of 'clients'); the latter is asked."]
+    assert (backend.traffic.jobs, backend.traffic.lost) == (24, 0)
+    trains = [(node, parcel.header["clients"]) for node, parcel in grid.sent if parcel.header["kind"] == "train"]
+    assert [node for node, clients in trains if ["clients", 8] in clients] == [1, 1]
+    assert [node for node, clients in trains if ["clients", 4] in clients] == [5, 5]
+
+
 def test_nobody_is_waited_for_when_all_sites_that_there_can_be_were_refused(tmp_path: Path) -> None:
     """Sites of another experiment, whose app fails, or whose processes have ended. One of four may still come."""
     grid = grid_of("fedavg", tmp_path, lambda node, parcel: Fate(error="no module named net" if node == 4 else ""))
@@ -347,8 +376,6 @@ def test_sites_that_always_fail_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_a_site_without_its_clients_or_with_them_twice_is_refused(tmp_path: Path) -> None:
-    from mixfed.backends.site import Holding, Site
-
     with pytest.raises(mf.InputError, match="2 numbers for the data of 3 clients"):
         Holding([1, 2], FEDERATED.select(np.arange(3)))
     holding = Holding([4], FEDERATED.select(np.array([4])))
