@@ -7,17 +7,21 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from mixfed.backends.flower.local import LocalFederation, free_port, script
 from mixfed.backends.flower.post import from_record, to_record
+from mixfed.backends.flower.worker import load
 from mixfed.backends.parcels import Parcel, marks
 from mixfed.experiments.app import write_app
 from mixfed.experiments.federation import client_app, experiment_of, read_recipe, site_of
@@ -131,6 +135,27 @@ def test_another_version_of_the_users_own_code_is_refused(tmp_path: Path) -> Non
     assert answer()["clients"] == {"clients": [0]}
     (tmp_path / "app/federation/sizes.py").write_text("INPUTS = 64  # another version\n")
     assert "code of your own that these name; start both from the same files." in str(answer()["refused"])
+
+
+def test_a_warm_site_runs_the_app_that_came_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apps of one name whose recipes differ, the first of them twice; each knows the fingerprint of its own recipe."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    context = Context(1, 1, {"clients": "0", "folder": str(tmp_path / "kept")}, RecordDict(), {})
+    bundles = []
+    for seed in (0, 1):
+        request = Request("digits", seed=seed, backend="flower")
+        recipe = request.on(request.base())
+        write_app(tmp_path / str(seed), recipe)
+        greeting = Parcel(marks(experiment_of(recipe)) | {"kind": "hello"})
+        bundles.append((build_fab_from_disk(tmp_path / str(seed)), greeting))
+    for content, greeting in (*bundles, bundles[0]):
+        app = load(content, "mixfed/digits", "1.0.0", sha256(content).hexdigest())
+        answer = from_record(app(Message(to_record(greeting), 1, "query"), context).content)
+        assert answer.header["clients"] == {"clients": [0]}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
 
 
 def test_a_site_with_wrong_options_says_so() -> None:
