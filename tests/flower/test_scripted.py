@@ -252,6 +252,14 @@ def test_a_malformed_update_is_dropped_counted_and_named(how: str, tmp_path: Pat
     assert_equal(result.params, without.params)
 
 
+def test_a_run_whose_updates_are_all_malformed_says_so(tmp_path: Path) -> None:
+    def script(node: int, parcel: Parcel) -> Fate:
+        return Fate(change=MALFORMED["of another version"][0]) if parcel.header["kind"] == "train" else Fate()
+
+    with pytest.raises(mf.RunStopped, match="The last 12 updates of the clients 'clients' could not be used"):
+        on(grid_of("fedavg", tmp_path, script), schedule=mf.Schedule(12))
+
+
 def test_a_second_answer_changes_nothing(tmp_path: Path) -> None:
     twice = on(grid_of("fedbuff", tmp_path, lambda node, parcel: Fate(times=2)), "fedbuff")
     assert_equal(twice.params, on(grid_of("fedbuff", tmp_path / "once"), "fedbuff").params)
@@ -317,8 +325,10 @@ def test_devices_evaluate_on_their_own_examples(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_told_in_a_sentence(tmp_path: Path) -> None:
+    empty = ScriptedGrid({})
     with pytest.raises(mf.RunStopped, match="No site has joined the run within 5 seconds"):
-        on(ScriptedGrid({}))
+        on(empty)
+    assert empty.now < 6
     other = sites_of(ROWS["fedavg"].make(), FEDERATED, tmp_path)
     for site in other.values():
         site.experiment = "another"

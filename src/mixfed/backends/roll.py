@@ -64,20 +64,13 @@ class Roll:
             return f"{len(missing)} of {len(wanted)} clients are not there yet (client {names})"
 
         self._wait(lambda: self._home.keys() >= wanted, absent)
-        if self._home and not self._home.keys() >= wanted:
+        if not self._home.keys() >= wanted:
             self.say(f"{absent()}; the run goes on without them.")
-        self.require_somebody()
 
     def require_somebody(self) -> None:
         """Waits until there is a site, and stops the run where none comes."""
         if not self._present:
             self._wait(lambda: bool(self._present), lambda: "No site is there")
-        if self._present:
-            return
-        if self._is_hopeless():
-            raise RunStopped(f"No site joins the run: {next(iter(self._refused.values()), 'all of them have ended.')}")
-        why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
-        raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
 
     def by_site(
         self, jobs: Iterable[tuple[tuple[str, int], int]]
@@ -170,6 +163,7 @@ class Roll:
         return not self._present and len(self._refused) >= self.possible()
 
     def _wait(self, enough: Callable[[], bool], absent: Callable[[], str]) -> None:
+        """Waits until there are enough or the time is over; stops the run where nobody has come."""
         began = self.clock.tick()
         until, silent = began + self.terms.assemble, True
         self.look_around()
@@ -181,3 +175,9 @@ class Roll:
                 self.hears(name, answer)
             self.look_around()
             self.clock.sleep(self.terms.poll)
+        if self._present:
+            return
+        if self._is_hopeless():
+            raise RunStopped(f"No site joins the run: {next(iter(self._refused.values()), 'all of them have ended.')}")
+        why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
+        raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
