@@ -60,6 +60,7 @@ def reviews() -> Names:
 
 
 GIVEN: dict[str, Callable[[], Names]] = {
+    "docs/deploy.md": lambda: {"__file__": "app/federation/client_app.py"},
     "docs/mixed.md": mixed_names,
     "docs/movies.md": movie_names,
     "docs/own-data.md": reviews,
