@@ -100,6 +100,7 @@ class Encoding:
         return np.concatenate(parts, axis=1)
 
     def _labels(self, column: NDArray[Any], name: str, whose: str) -> NDArray[Any]:
+        column = column.reshape(len(column)) if column.shape[1:] == (1,) else column
         if "y" in self.values:
             return _positions(column, self.values["y"], name, whose)
         _require_numbers(name, column)

@@ -100,7 +100,12 @@ def value_of(text: str) -> Any:
 
 def setting(key: str, value: Any) -> str:
     """A setting as ``--set`` takes it."""
-    return f"{key}={tomli_w.dumps({'value': value}).partition('=')[2].strip()}"
+    return f"{key}={quoted(value)}"
+
+
+def quoted(value: Any) -> str:
+    """A value as TOML writes it."""
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
 
 
 def _is_deep(value: Any) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays, Prepare, as_keys
 from mixfed.data._files import require_fields
-from mixfed.data.columns import Columns, column_names, is_dataset, kind_of, read_columns
+from mixfed.data.columns import KINDS, Columns, column_names, is_dataset, kind_of, read_columns
 from mixfed.data.encoding import CHARACTERS, Encoding, Labels, learn, pieces
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources.base import Examples, Source
@@ -101,6 +101,8 @@ def files_at(place: Path, path: str) -> list[Path]:
     matching = [] if "\0" in path else [Path(name) for name in glob(str(whole))]
     inside = sorted(whole.iterdir() if whole.is_dir() else matching)
     found = [file for file in inside if is_dataset(file) or (file.is_file() and kind_of(file))]
+    if not found and whole.is_dir():
+        raise InputError(f"the folder '{whole}' has no file of a known kind ({', '.join(KINDS)})")
     if not found:
         raise InputError(f"there is no file '{whole}'; paths are looked for in the recipe's folder, or in --data")
     return found
@@ -137,7 +139,7 @@ def _read(files: Sequence[Path], fields: Mapping[str, list[str]], client: str, m
     keys = [client] if client and client in column_names(files[0]) else []
     tables = [read_columns(file, [*wanted, *keys], missing == "drop") for file in files]
     for file, table in zip(files, tables, strict=True):
-        _require_rows(file, table)
+        _require_rows(file, table, " without a missing value" if missing == "drop" else "")
     columns = _joined(files, tables)
     if client:
         return Table(columns, as_keys(columns[client], f"the clients' keys '{client}'") if keys else None)
@@ -146,10 +148,10 @@ def _read(files: Sequence[Path], fields: Mapping[str, list[str]], client: str, m
     return Table(columns, np.repeat(stems, sizes) if len(files) > 1 else None)
 
 
-def _require_rows(file: Path, table: Columns) -> None:
+def _require_rows(file: Path, table: Columns, of_which_kind: str) -> None:
     lengths = {name: len(column) if column.ndim else 0 for name, column in table.items()}
     if not lengths or not min(lengths.values()):
-        raise InputError(f"'{file}' has no examples")
+        raise InputError(f"'{file}' has no examples{of_which_kind}; leave it out")
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise InputError(f"the columns of '{file}' differ in length ({told}); give one row per example in each")
