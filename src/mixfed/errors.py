@@ -35,6 +35,15 @@ def from_extra(module: str, extra: str, what: str) -> Any:
         raise InputError(f"{what} needs an extra: pip install 'mixfed[{extra}]'.") from error
 
 
+WAYS_OUT = {
+    "Expected more than 1 value per channel": (
+        "; BatchNorm cannot train on a single example, so choose a batch size that leaves no batch of one, "
+        "or freeze it with buffers = 'frozen'"
+    ),
+}
+"""What helps where torch says this."""
+
+
 @contextmanager
 def explained(what: str, way_out: str = "") -> Iterator[None]:
     """Turns what torch raises on examples that do not fit, and what a user's own code does, into one sentence."""
@@ -46,4 +55,5 @@ def explained(what: str, way_out: str = "") -> Iterator[None]:
         raise InputError(f"{what}: there is no {error}{way_out}.") from error
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError, NameError) as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"{what}: {line}{way_out}.") from error
+        known = next((helps for words, helps in WAYS_OUT.items() if words in line), "")
+        raise InputError(f"{what}: {line}{known or way_out}.") from error

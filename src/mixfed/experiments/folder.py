@@ -162,7 +162,7 @@ class RunFolder:
                 self._refuse_plans(wanted, old[key])
                 continue
             told = f"The run in {self.path} has {key} = {old.get(key)!r}"
-            raise InputError(f"{told}, and --resume cannot make it {new.get(key)!r}; start a new run for that.")
+            raise InputError(f"{told}, and a resumed one cannot have {new.get(key)!r}; choose another folder.")
         wanted = replace(wanted, simulator=stored.simulator, inputs=stored.inputs)
         if wanted != stored:
             require_same_inputs(wanted, f"the run in {self.path} began")
