@@ -131,6 +131,8 @@ def _without_gaps(arrays: Columns) -> Columns:
 
 def column_names(file: Path) -> list[str]:
     """The names of a file's columns, of which no more than that is read."""
+    if file.is_file() and not file.stat().st_size:
+        raise InputError(f"'{file}' is empty; look how it was written")
     found = _column_names(file)
     twice = [name for name in found if found.count(name) > 1]
     if twice:
@@ -148,15 +150,27 @@ def _column_names(file: Path) -> list[str]:
                 with ZipFile(file) as archive:
                     return [name.removesuffix(".npy") for name in archive.namelist()]
             case ".csv" | ".tsv":
-                return list(
-                    extra("pyarrow.csv", "files").open_csv(str(file), parse_options=_parsing(file)).schema.names
-                )
+                package = extra("pyarrow.csv", "files")
+                return _separated(file, package.open_csv(str(file), parse_options=_parsing(file)).schema.names)
             case ".parquet":
                 return list(extra("pyarrow.parquet", "parquet").read_schema(file).names)
             case ".arrow" | ".feather":
                 with extra("pyarrow", "files").memory_map(str(file)) as source:
                     return list(_opened(source).schema.names)
+    if file.suffix == ".npy":
+        raise InputError(f"'{file}' holds a single array; save named arrays with numpy.savez")
     raise InputError(f"'{file}' is of no known kind; there are {', '.join(KINDS)} and Hugging Face folders")
+
+
+def _separated(file: Path, names: Sequence[str]) -> list[str]:
+    """The names of a CSV file's columns, unless something else than commas (in .tsv: tabs) is between them."""
+    if len(names) == 1:
+        other = next((mark for mark in (";", "\t", "|", ",") if mark in names[0]), None)
+        if other:
+            comma = "tabs" if kind_of(file) == ".tsv" else "commas"
+            told = f"'{file}' has {'a tab' if other == chr(9) else repr(other)} between its columns"
+            raise InputError(f"{told}, where {comma} are expected; save it with {comma}")
+    return list(names)
 
 
 def _parsing(file: Path) -> Any:

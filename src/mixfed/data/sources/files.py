@@ -23,6 +23,8 @@ DESCRIPTION = "files of your own: .npz, CSV, Parquet, Arrow or a Hugging Face fo
 OBTAIN = "you"
 REST = "*"
 """In place of columns: all that are not otherwise used."""
+FOR_X = ("X", "features", "feature", "inputs", "input")
+"""What users call the features, which are x here."""
 OF_PANDAS = "__index_level_"
 """How pandas calls row numbers that it writes into a file."""
 Missing = Literal["refuse", "drop"]
@@ -116,6 +118,9 @@ def columns_of(file: Path, fields: Mapping[str, Any] | None, client: str, text: 
         listed = columns if isinstance(columns, list) else [columns]
         if not all(isinstance(column, str) for column in listed):
             raise InputError(f"field '{name}' is made of a column or a list of columns, not of {columns!r}")
+    called = next((name for name in given if name in FOR_X), None)
+    if called and "x" not in given:
+        raise InputError(f"the features are called x in fields, and not '{called}'; rename it")
     if "y" not in given and not (text and "x" in given):
         if "y" not in present:
             told = f"'{file}' has no column 'y'; it has {', '.join(present)}"
@@ -125,6 +130,8 @@ def columns_of(file: Path, fields: Mapping[str, Any] | None, client: str, text: 
     given.setdefault("x", "x" if "x" in present else REST)
     rest = [name for name in present if name not in used]
     chosen = {name: rest if c == REST else [c] if isinstance(c, str) else list(c) for name, c in given.items()}
+    if "y" in chosen and chosen["y"][0] in chosen["x"]:
+        raise InputError(f"the column '{chosen['y'][0]}' of '{file}' is the label and a feature too; take it out of x")
     for name, columns in chosen.items():
         if not columns:
             raise InputError(f"no column of '{file}' is left for the field '{name}'")
@@ -137,7 +144,8 @@ def _read(files: Sequence[Path], fields: Mapping[str, list[str]], client: str, m
     """The columns of the fields, and whose each row is: by the column ``client``, or else each of several files'."""
     wanted = list(dict.fromkeys(column for columns in fields.values() for column in columns))
     keys = [client] if client and client in column_names(files[0]) else []
-    tables = [read_columns(file, [*wanted, *keys], missing == "drop") for file in files]
+    chosen = list(dict.fromkeys([*wanted, *keys]))
+    tables = [read_columns(file, chosen, missing == "drop") for file in files]
     for file, table in zip(files, tables, strict=True):
         _require_rows(file, table, " without a missing value" if missing == "drop" else "")
     columns = _joined(files, tables)
