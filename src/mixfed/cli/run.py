@@ -152,6 +152,6 @@ def train(
 def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:
     if track is None:
         return []
-    from mixfed.experiments.trackers import TRACKERS
+    from mixfed.experiments.trackers import tracker
 
-    return [TRACKERS[track](folder.path, recipe, resume)]
+    return [tracker(track, folder.path, recipe, resume)]
