@@ -74,6 +74,14 @@ def test_clients_have_their_own_under_vmap(own: tuple[int | None, ...]) -> None:
             close(ours, theirs)
 
 
+def test_torch_func_alone_and_what_is_everyones_under_vmap() -> None:
+    x, weight, clients = torch.randn(ROWS, IN) / 16, torch.randn(OUT, IN) / 16, torch.randn(CLIENTS)
+    found, wanted = (torch.func.grad(lambda w, f=f: f(x, w).square().sum())(weight) for f in (linear, F.linear))
+    close(found, wanted)
+    found, wanted = (torch.vmap(lambda c, f=f: c * f(x, weight))(clients) for f in (linear, F.linear))
+    close(found, wanted)
+
+
 def test_clients_of_clients() -> None:
     x, weight = torch.randn(2, CLIENTS, ROWS, IN), torch.randn(2, CLIENTS, OUT, IN)
     found, wanted = (torch.vmap(torch.vmap(f))(x, weight) for f in (linear, F.linear))

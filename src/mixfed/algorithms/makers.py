@@ -40,7 +40,7 @@ class Setup:
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The settings of algorithms by name, for those that are built on another one."""
-    without_centre: str = "the set-up has no central data"
+    without_centre: str = "there is none; give it a file or a share of the examples (data.central)"
     """Why there is no ``centre``."""
     of_other_domain: bool = False
     """Whether the centre's labels are not the task's."""

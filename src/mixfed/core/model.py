@@ -25,6 +25,7 @@ from mixfed.data.batch import Batch, Criterion
 from mixfed.errors import InputError
 from mixfed.models.attention import attend_under_vmap
 from mixfed.models.draws import RENORMALISED, KeyedDraws, draws_by_layers
+from mixfed.models.entropy import judge_under_vmap
 from mixfed.models.recurrent import for_cohorts
 
 IDLE = "idle"
@@ -96,6 +97,7 @@ class Model:
             raise InputError(RENORMALISED)
 
         attend_under_vmap()
+        judge_under_vmap()
         master = for_cohorts(copy.deepcopy(module)).requires_grad_(False)
         chosen = trainable or {n for n, p in module.named_parameters() if p.requires_grad}.__contains__
         initial = {n: p for n, p in master.named_parameters() if chosen(n) and n not in frozen_names}
@@ -241,6 +243,11 @@ def _check_given(module: nn.Module, criterion: Criterion) -> None:
     if not isinstance(module, nn.Module):
         kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
         raise InputError(f"A model takes a network, which is an object of torch.nn.Module, and not {kind}.")
+    check_criterion(criterion)
+
+
+def check_criterion(criterion: Criterion) -> None:
+    """Refuses what is no function of outputs and a batch, such as a loss of torch."""
     of_torch = getattr(criterion, "__module__", "").startswith("torch.nn")
     if of_torch or not callable(criterion):
         name = getattr(criterion, "__name__", type(criterion).__name__)

@@ -86,7 +86,7 @@ def _suits(input: Tensor, weight: Tensor) -> bool:
 
 def _applied(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if vmap.is_active():
-        found: Tensor = _UnderVmap.apply(input, weight, bias)  # type: ignore[no-untyped-call]
+        found: Tensor = vmap.applied(_UnderVmap, input, weight, bias)
         return found
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (input, weight, bias)):
         found = _Linear.apply(input, weight, bias)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixfed.models import vmap
 from mixfed.models.cells import Run
 from mixfed.models.layers import LAYERS, layer_for, parted
 
@@ -24,7 +25,7 @@ WEIGHTS = 4
 
 def scan(cell: str, x: Tensor, weights: Sequence[Tensor], carry: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """The states after every step, and the last carried tensors."""
-    states, *others = _applied(_Scan, layer_for(cell, x), x, *weights, *carry)
+    states, *others = _scanned(layer_for(cell, x), x, *weights, *carry)
     return states, others[: len(carry)]
 
 
@@ -32,31 +33,37 @@ class _Scan(torch.autograd.Function):
     """Of x, weights and carried tensors: the states, the last carried tensors, and a trace for the gradient."""
 
     @staticmethod
-    def forward(name: str, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        run = LAYERS[name].forward(x, given[:WEIGHTS], given[WEIGHTS:])
-        return run.states, *run.last, *run.trace
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.name, *tensors = inputs
-        ctx.save_for_backward(*tensors, *output)
-        ctx.mark_non_differentiable(*output[1 + LAYERS[ctx.name].carried :])
-        ctx.set_materialize_grads(False)  # the trace's would be large
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        output = _run(*given)
+        _remember(ctx, given, output)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved, carried = ctx.saved_tensors, LAYERS[ctx.name].carried
         outputs = (saved[1 + WEIGHTS + carried], *saved[1 + WEIGHTS :][:carried])  # the states, and what was carried
         given = (torch.zeros_like(x) if d is None else d for d, x in zip(gradients, outputs, strict=False))
-        return None, *_applied(_Back, ctx.name, 0, *given, *saved)
+        return None, *_gradients(ctx.name, 0, *given, *saved)
+
+
+class _ScanUnderVmap(_Scan):
+    """The same as vmap wants it."""
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return _run(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _remember(ctx, inputs, output)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], name: str, *given: Tensor) -> Any:
         layer, clients, dims = LAYERS[name], info.batch_size, in_dims[1:]
         if not _shared(name, dims[1:]):
-            found = _applied(_Scan, name, *_stacked(given, dims, clients))
+            found = _scanned(name, *_stacked(given, dims, clients))
             return _apart(found, _first(name, len(found), 1 + layer.carried), clients)
-        found = _applied(_Scan, name, *_folded(given, dims, [2, *[0] * WEIGHTS, *[1] * layer.carried], clients))
+        found = _scanned(name, *_folded(given, dims, [2, *[0] * WEIGHTS, *[1] * layer.carried], clients))
         return _apart(found, [2, *[1] * layer.carried, *[2] * (len(found) - 1 - layer.carried)], clients)
 
 
@@ -85,11 +92,11 @@ class _Back(torch.autograd.Function):
         carried, clients, dims = LAYERS[name].carried, info.batch_size, in_dims[2:]
         if parts or not _shared(name, dims[2 + carried :]):
             whole = _first(name, len(given), 3 + WEIGHTS + 3 * carried)
-            found = _applied(_Back, name, parts, *_stacked(given, dims, clients, whole))
+            found = _gradients(name, parts, *_stacked(given, dims, clients, whole))
             return _apart(found, [0] * len(found), clients)
         places = [2, *[1] * carried, 2, *[0] * WEIGHTS, *[1] * carried, 2, *[1] * carried]
         places += [2] * (len(given) - len(places))
-        d_x, *others = _applied(_Back, name, clients, *_folded(given, dims, places, clients))
+        d_x, *others = _gradients(name, clients, *_folded(given, dims, places, clients))
         first = (parted(x, 1, clients) for x in others[WEIGHTS:])
         return (parted(d_x, 2, clients), *others[:WEIGHTS], *first), (2, *[1] * len(others))
 
@@ -133,9 +140,29 @@ def _next(tensors: Iterator[Tensor], count: int) -> tuple[Tensor, ...]:
     return tuple(islice(tensors, count))
 
 
-def _applied(function: type[torch.autograd.Function], *given: Any) -> tuple[Tensor, ...]:
-    outputs: tuple[Tensor, ...] = function.apply(*given)  # type: ignore[no-untyped-call]
-    return outputs
+def _scanned(*given: Any) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = vmap.applied(_ScanUnderVmap if vmap.is_active() else _Scan, *given)
+    return found
+
+
+def _gradients(*given: Any) -> tuple[Tensor, ...]:
+    """What :class:`_Back` gives, which is a function of its own only for vmap, and to refuse a second gradient."""
+    if not torch.is_grad_enabled() and not vmap.is_active():
+        return _Back.forward(*given)
+    found: tuple[Tensor, ...] = vmap.applied(_Back, *given)
+    return found
+
+
+def _run(name: str, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    run = LAYERS[name].forward(x, given[:WEIGHTS], given[WEIGHTS:])
+    return run.states, *run.last, *run.trace
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.name, *tensors = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(*output[1 + LAYERS[ctx.name].carried :])
+    ctx.set_materialize_grads(False)  # the trace's would be large
 
 
 def _led(x: Tensor, dim: int | None, size: int, place: int) -> Tensor:

@@ -7,6 +7,7 @@ internals (``torch._C._functorch``, which its own libraries use too) or slowly. 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ try:
         _ForceDispatchKeyGuard,
     )
     from torch._C._functorch import (
+        CVmapInterpreterPtr,
+        TransformType,
         _add_batch_dim,
         _remove_batch_dim,
         _vmap_decrement_nesting,
@@ -72,6 +75,31 @@ def beneath_at(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None
     with temporarily_pop_interpreter_stack():
         found = function(plain)
     return _add_batch_dim(found, 0, current_level())
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a rule of vmap is told, as PyTorch's own would."""
+
+    batch_size: int
+
+
+def applied(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """function.apply(*given). Where clients' vmap is all that is active, the function's rule is asked right away, which
+    leaves out what PyTorch does around it for other arguments: that takes longer than a small step."""
+    active = peek_interpreter_stack() if MISSING is None else None
+    if active is None or active.level() != 1 or active.key() != TransformType.Vmap:
+        return function.apply(*given)  # type: ignore[no-untyped-call]
+    own = [isinstance(x, Tensor) and maybe_get_level(x) == 1 for x in given]
+    places = tuple(maybe_get_bdim(x) if each else None for x, each in zip(given, own, strict=True))
+    plain = (get_unwrapped(x) if each else x for x, each in zip(given, own, strict=True))
+    with outside():
+        if not any(own):
+            return function.apply(*plain)  # type: ignore[no-untyped-call]
+        found, led = function.vmap(Info(CVmapInterpreterPtr(active).batchSize()), places, *plain)
+    if isinstance(found, Tensor):
+        return _add_batch_dim(found, led, 1)
+    return tuple(x if place is None else _add_batch_dim(x, place, 1) for x, place in zip(found, led, strict=True))
 
 
 def is_active() -> bool:
