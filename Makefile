@@ -9,7 +9,7 @@ JAX := .venv-bench-jax
 OUT ?= runs/demo
 MINUTES ?= 60
 
-.PHONY: demo docs test results browser torture bench clean
+.PHONY: demo docs test results browser torture bench bench-quick clean
 
 demo: $(VENV)/installed
 	rm -rf $(OUT)

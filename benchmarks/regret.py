@@ -8,8 +8,9 @@
 Every method is trained at the recipe's own settings, and the first advice at its own, all for the same rounds and with
 the whole training data. The best five methods of the first seed are trained with the task's further seeds too, and so
 is the advice. Regret is the best mean test figure of all methods with so many seeds, but the oracle, minus that of the
-advice, in points. Minutes are processor time of one core, so that a busy machine gives the same table. Advice whose last
-line asks for more minutes is asked for once more with these, as a user would do, up to ten.
+advice, in points. Where its standard error over seeds is above a point, further seeds are added, to the advice and to
+the methods ahead of it, up to ten. Minutes are processor time of one core, so that a busy machine gives the same table.
+Advice whose last line asks for more minutes is asked for once more with these, up to ten, as a user would do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import statistics
 import tempfile
 import time
@@ -42,22 +44,25 @@ RESULTS = ROOT / "results" / "regret.jsonl"
 SMALL_IS_GOOD = "loss"
 MOST_MINUTES = 10
 BEST = 5
-"""So many methods are trained with further seeds."""
+"""So many methods are trained with a task's further seeds."""
+PRECISE = 1.0
+"""Points: a regret is known well enough if its standard error is no more than this."""
+MOST_SEEDS = 10
 
 
 @dataclass(frozen=True)
 class Task:
     """A recipe, with settings that make it short.
 
-    ``seeds`` is 3 where a run takes few seconds. ``seen`` says that the way of advising was changed at some time after
-    this task had been looked at. ``recipe`` is the packaged recipe, if the task is not named as it is, and ``write``
-    makes the files and the recipe of data that is not packaged.
+    ``seeds`` are the least, and 3 where a run takes few seconds. ``seen`` says that the way of advising was changed at
+    some time after this task had been looked at. ``recipe`` is the packaged recipe, if the task is not named as it is,
+    and ``write`` makes the files and the recipe of data that is not packaged.
     """
 
     name: str
     rounds: int
     settings: tuple[str, ...] = ()
-    seeds: int = 1
+    seeds: int = 2
     minutes: float = 1
     seen: bool = True
     recipe: str = ""
@@ -188,21 +193,26 @@ def measure(task: Task, recipe: str, data: Path | None, known: Mapping[str, Any]
     for name in _best_of_first_seed(methods, metric):
         methods[name] = figures(name, task.seeds, methods[name], {})
     same = not entry["settings"] and entry["algorithm"] in methods
-    before = methods[entry["algorithm"]] if same else known["advised"] if "advice" in known else []
-    advised = figures(entry["algorithm"], task.seeds, before, entry["settings"])
-    if same:
-        methods[entry["algorithm"]] = advised
+    advised = methods[entry["algorithm"]] if same else known["advised"] if "advice" in known else []
     row = {
         "task": task.name,
         "packaged": task.write is None,
         "seen": task.seen,
         "rounds": task.rounds,
-        "seeds": task.seeds,
         "settings": list(task.settings),
         "methods": methods,
-        "advised": advised,
+        **told,
     }
-    return row | told | {"seconds": told["seconds"] | {"all": round(time.process_time() - began)}}
+    for seeds in range(task.seeds, MOST_SEEDS + 1):
+        advised = figures(entry["algorithm"], seeds, advised, entry["settings"])
+        if same:
+            methods[entry["algorithm"]] = advised
+        row |= {"seeds": seeds, "advised": advised}
+        if error(row) <= PRECISE:
+            break
+        for name in _ahead(row) if seeds < MOST_SEEDS else []:
+            methods[name] = figures(name, seeds + 1, methods[name], {})
+    return row | {"seconds": told["seconds"] | {"all": round(time.process_time() - began)}}
 
 
 TOLD = ("minutes", "metric", "advice", "trials", "time", "seconds")
@@ -280,17 +290,48 @@ def regret(row: Mapping[str, Any]) -> float:
     """The points lost on the task of a row."""
     if isinstance(row["advised"], str):
         return float("inf")
-    sign = -1 if row["metric"].startswith(SMALL_IS_GOOD) else 1
-    return 100 * sign * (best(row)[1] - statistics.mean(row["advised"]))
+    return 100 * _sign(row) * (best(row)[1] - _mean(row, row["advised"]))
+
+
+def error(row: Mapping[str, Any]) -> float:
+    """The standard error of the regret, in points: best method and advice have the same seeds."""
+    if isinstance(row["advised"], str):
+        return 0.0
+    pairs = zip(row["methods"][best(row)[0]], row["advised"], strict=False)
+    lost = [100 * (ours - theirs) for ours, theirs in pairs][: row["seeds"]]
+    return statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else math.inf
 
 
 def best(row: Mapping[str, Any]) -> tuple[str, float]:
-    """The best method of a row and its mean figure, of those with the task's seeds."""
-    sign = -1 if row["metric"].startswith(SMALL_IS_GOOD) else 1
-    trained = {name: found for name, found in row["methods"].items() if not isinstance(found, str)}
-    means = {name: statistics.mean(found) for name, found in trained.items() if len(found) >= row["seeds"]}
-    name = max(means, key=lambda known: sign * means[known])
+    """The best method of a row and its mean figure, of those with the row's seeds."""
+    means = _means(row)
+    name = max(means, key=lambda known: _sign(row) * means[known])
     return name, means[name]
+
+
+def is_complete(task: Task, row: Mapping[str, Any]) -> bool:
+    """Whether nothing of a task is left to measure."""
+    return bool(row) and row["seeds"] >= task.seeds and (error(row) <= PRECISE or row["seeds"] >= MOST_SEEDS)
+
+
+def _ahead(row: Mapping[str, Any]) -> list[str]:
+    """The methods that a regret depends on: those ahead of the advice, and the best in any case."""
+    advised = _mean(row, row["advised"])
+    ahead = [name for name, mean in _means(row).items() if _sign(row) * (mean - advised) > 0]
+    return list({best(row)[0], *ahead})
+
+
+def _means(row: Mapping[str, Any]) -> dict[str, float]:
+    trained = {name: found for name, found in row["methods"].items() if not isinstance(found, str)}
+    return {name: _mean(row, found) for name, found in trained.items() if len(found) >= row["seeds"]}
+
+
+def _mean(row: Mapping[str, Any], found: list[float]) -> float:
+    return statistics.mean(found[: row["seeds"]])
+
+
+def _sign(row: Mapping[str, Any]) -> int:
+    return -1 if row["metric"].startswith(SMALL_IS_GOOD) else 1
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -311,7 +352,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {label} | {row['metric'].replace('_', ' ')} | {row['rounds']}"
             f" | {row['seeds']} | {trained} | {name} {figure:.3f} | {row['minutes']:g} | {_advised(row)} |"
-            f" {_points(regret(row))} |"
+            f" {_points(regret(row))} ± {_points(error(row))} |"
         )
     return "\n".join([*lines, "", *_summaries(rows)])
 
@@ -319,7 +360,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 def _advised(row: Mapping[str, Any]) -> str:
     first = row["advice"][0]
     changed = ", ".join(f"{key} = {value:g}" for key, value in first["settings"].items())
-    reached = row["advised"] if isinstance(row["advised"], str) else f"{statistics.mean(row['advised']):.3f}"
+    reached = row["advised"] if isinstance(row["advised"], str) else f"{_mean(row, row['advised']):.3f}"
     return f"{first['algorithm']} {reached}" + (f" ({changed})" if changed else "")
 
 
@@ -368,7 +409,7 @@ def main() -> None:
     wanted = given.tasks.split(",") if given.tasks else [task.name for task in TASKS]
     for task in [] if given.table else TASKS:
         known = rows.get(task.name, {})
-        if task.name not in wanted or (known and known["seeds"] >= task.seeds and not given.again):
+        if task.name not in wanted or (is_complete(task, known) and not given.again):
             continue
         if given.again:
             known.pop("advice", None)

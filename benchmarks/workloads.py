@@ -43,7 +43,10 @@ class Workload:
     @property
     def spec(self) -> str:
         """By which :func:`named` knows the workload."""
-        return self.name if self == WORKLOADS[self.name] else f"{self.name}:{self.clients}:{self.population}"
+        usual = WORKLOADS[self.name]
+        if self.generate is not usual.generate:
+            return f"{self.name}:{self.clients}:{self.population}"
+        return self.name if self.clients == usual.clients else f"{self.name}:{self.clients}"
 
     @property
     def examples(self) -> int:
@@ -207,12 +210,10 @@ FOLDER = "MIXFED_BENCHMARK_DATA"
 
 
 def named(spec: str) -> Workload:
-    """The workload ``W1``, or ``W1:100:10000``: 100 clients a round of 10,000, with data in files."""
+    """The workload ``W1``, ``W1:50`` with 50 clients a round, or ``W1:100:10000`` with 100 of 10,000, data in files."""
     name, *sizes = spec.split(":")
-    if not sizes:
-        return WORKLOADS[name]
-    clients, population = map(int, sizes)
-    return replace(WORKLOADS[name], clients=clients, population=population, generate=_mapped(name))
+    found = replace(WORKLOADS[name], clients=int(sizes[0])) if sizes else WORKLOADS[name]
+    return replace(found, population=int(sizes[1]), generate=_mapped(name)) if len(sizes) > 1 else found
 
 
 def file_of(name: str, population: int, field: str) -> Path:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 
@@ -35,6 +37,18 @@ def from_extra(module: str, extra: str, what: str) -> Any:
         raise InputError(f"{what} needs an extra: pip install 'mixfed[{extra}]'.") from error
 
 
+OWN = "mixfed_own_"
+"""How the names of modules begin that are loaded from files of the user's own."""
+WAYS_OUT = {
+    "Expected more than 1 value per channel": (
+        "; BatchNorm cannot train on a single example, so choose a batch size that leaves no batch of one, "
+        "or freeze it with buffers = 'frozen'"
+    ),
+    "must have the same dtype": "; give numbers in the network's precision, such as with .astype('float32')",
+}
+"""What helps where torch says this."""
+
+
 @contextmanager
 def explained(what: str, way_out: str = "") -> Iterator[None]:
     """Turns what torch raises on examples that do not fit, and what a user's own code does, into one sentence."""
@@ -45,5 +59,15 @@ def explained(what: str, way_out: str = "") -> Iterator[None]:
     except KeyError as error:  # a field, mostly
         raise InputError(f"{what}: there is no {error}{way_out}.") from error
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError, NameError) as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(f"{what}: {line}{way_out}.") from error
+        first, *more = (str(error).strip() or type(error).__name__).splitlines()
+        line = f"{first} {more[0].strip()}" if more and first.endswith(":") else first
+        line = line.rstrip(".")
+        known = next((helps for words, helps in WAYS_OUT.items() if words in line), "")
+        raise InputError(f"{what}: {line}{in_own_code(error)}{known or way_out}.") from error
+
+
+def in_own_code(error: Exception) -> str:
+    """The line of the user's own code that failed, if it was that."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if str(frame.f_globals.get("__name__")).startswith(OWN)]
+    return f" ({Path(own[-1].f_code.co_filename).name}, line {own[-1].f_lineno})" if own else ""

@@ -172,7 +172,10 @@ NONSENSE: dict[str, tuple[Callable[[Setup], object], str]] = {
     "nothing stays": (lambda s: local_global(ALGORITHMS["mtl"].make(s), head), "could stay at home"),
     "nothing is sent": (lambda s: local_global(ALGORITHMS["local"].make(s), head), "could stay at home"),
     "no clients": (lambda s: local_global(ALGORITHMS["center"].make(s), head), "has no clients"),
-    "a base of itself": (lambda s: ALGORITHMS["lg_fedavg"].make(s, base="lg_fedavg"), "no algorithm that another"),
+    "a base of itself": (
+        lambda s: ALGORITHMS["lg_fedavg"].make(s, base="lg_fedavg"),
+        "must be an algorithm that another can be built on",
+    ),
     "nothing to merge": (lambda s: ALGORITHMS["feddle"].make(s, fallback="local"), "neither a change nor a model"),
     "no population": (lambda s: ALGORITHMS["feddle"].make(s, fallback="center"), "one population"),
 }

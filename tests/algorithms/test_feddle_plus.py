@@ -133,7 +133,7 @@ def test_one_example_is_enough_and_nonsense_is_refused() -> None:
     local, search = trainer(model, 1.0), Search(Batching(0, steps=2))
     plus = feddle_plus(local, search, CentralAnchor(local), atlas=2)
     assert run(plus, targets([[2.0, 0.0]]), central=central([3.0, -2.0]), rounds=1, cohort=1).finished
-    with pytest.raises(InputError, match="hold out"):
+    with pytest.raises(InputError, match="'held_out' of CentralAnchor"):
         CentralAnchor(local, held_out=1.0)
     with pytest.raises(InputError, match="another domain"):
         feddle_plus(local, Search(Batching(1, steps=1), "out_of_domain"), CentralAnchor(local))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from mixfed.algorithms.makers import Setup
+from mixfed.backends.simulator.factored import InFactors
 from mixfed.core.batches import Batching
 from mixfed.core.losses import cross_entropy
 from mixfed.core.model import Model
@@ -54,8 +56,15 @@ def test_dissimilarity_by_hand() -> None:
 
 
 @pytest.mark.parametrize("executor", ["vmap", "factored"])
-def test_clients_in_factors_are_measured_as_clients_one_by_one(executor: str) -> None:
+def test_clients_in_factors_are_measured_as_clients_one_by_one(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network wide enough for factors: 40·30 weights, batches of 4."""
+    met, train = [], InFactors.train
+
+    def counted(*given: Any, **options: Any) -> Any:
+        met.append(train(*given, **options))
+        return met[-1]
+
+    monkeypatch.setattr(InFactors, "train", counted)
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(60, 40)).astype(np.float32), draw.integers(0, 3, 60)
     clients = FederatedData.from_arrays({"x": x, "y": y}, np.arange(60) // 6)
@@ -70,6 +79,7 @@ def test_clients_in_factors_are_measured_as_clients_one_by_one(executor: str) ->
     )
     for name, values in loop.measured.items():
         np.testing.assert_allclose(other.measured[name], values, rtol=2e-4, atol=1e-6, err_msg=name)
+    assert any(found is not None for found in met) == (executor == "factored")
 
 
 @pytest.mark.parametrize("with_data", [False, True])

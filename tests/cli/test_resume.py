@@ -86,7 +86,7 @@ def test_more_rounds_can_be_added_and_nothing_else_changed(tmp_path: Path, capsy
         ["--algorithm", "fedprox"],
         ["--rounds", "4"],
     ):
-        assert "--resume cannot make it" in refused(capsys, *short, "--resume", *change)
+        assert "a resumed one cannot have" in refused(capsys, *short, "--resume", *change)
     assert "already holds a run" in refused(capsys, *short, "--rounds", "5")
     here(*short, "--rounds", "9", "--resume")
     here(*short[:-1], tmp_path / "whole", "--rounds", "9", "--set", "evaluate.every=1")

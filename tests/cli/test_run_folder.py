@@ -171,7 +171,7 @@ def test_the_simulators_settings_may_be_written_anew_and_are_restored(tmp_path: 
     run_in_folder(build(as_asked), run, resume=True)
     assert run.stored() == chosen
     assert run.finished() is not None
-    with pytest.raises(InputError, match=r"simulator\.executor = 'vmap', and --resume cannot make it 'loop'"):
+    with pytest.raises(InputError, match=r"simulator\.executor = 'vmap', and a resumed one cannot have 'loop'"):
         run.adopt(tiny("simulator.executor=loop"))
 
     killed = RunFolder(tmp_path / "killed")  # before its first checkpoint
@@ -246,9 +246,9 @@ def test_an_edited_recipe_is_not_ignored(recipe: Path, tmp_path: Path, capsys: p
     here(*go, "--set", "client.learning_rate=0.2", "--set", "evaluate.every=1")
     (tmp_path / "run" / "result.json").unlink()
     recipe.write_text(text.replace("cohort = 3", "cohort = 4"))
-    assert "has cohort = 3, and --resume cannot make it 4" in refused(capsys, *go, "--resume")
+    assert "has cohort = 3, and a resumed one cannot have 4" in refused(capsys, *go, "--resume")
     recipe.write_text(text.replace("cohort = 3", ""))
-    assert "cannot make it 10" in refused(capsys, *go, "--resume")  # which the base says
+    assert "cannot have 10" in refused(capsys, *go, "--resume")  # which the base says
     recipe.write_text(text.replace("clip = 9.0", ""))
     assert "began with a recipe that says client.clip = 9.0" in refused(capsys, *go, "--resume")
     recipe.write_text(text + "batch_size = 7\n")
@@ -278,7 +278,7 @@ def test_a_run_without_a_record_is_compared_with_all_that_the_recipe_says(
     here("run", recipe, "--resume", "--out", out / "fedavg-seed0")
     recipe.write_text(recipe.read_text().replace("0.05", "0.06"))
     told = refused(capsys, "run", recipe, "--resume", "--out", out / "fedavg-seed0")
-    assert "client.learning_rate = 0.05, and --resume cannot make it 0.06" in told
+    assert "client.learning_rate = 0.05, and a resumed one cannot have 0.06" in told
 
 
 # Links, names, and files of other shapes

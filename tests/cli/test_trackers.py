@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from mixfed.experiments import toml
 from mixfed.experiments.folder import RunFolder
 from mixfed.experiments.trackers import TRACKERS
 
-from .tools import TINY, WAIT, here, lines, start, wait_for
+from .tools import TINY, WAIT, here, lines, refused, start, wait_for
 
 
 def interrupted_run(tracker: str, folder: Path, rounds: int) -> list[dict[str, float]]:
@@ -69,3 +72,16 @@ def test_a_missing_package_names_the_extra(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(InputError, match=rf"mixfed\[{name}\]"):
         TRACKERS[name](tmp_path, toml.resolve(toml.load("digits")), False)
+
+
+def test_what_a_tracker_refuses_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**given: Any) -> None:
+        raise RuntimeError("No API key configured.\nUse `wandb login` to log in.")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    run = ["run", "digits", "--rounds", "1", "--executor", "loop", "--out", tmp_path / "run"]
+    told = refused(capsys, *run, "--track", "wandb")
+    assert "cannot be tracked with wandb (No API key configured. Use `wandb login` to log in)" in told
+    assert "WANDB_MODE=offline" in told

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mixfed
-from mixfed.evaluate.metrics import Figures
+from mixfed.data.batch import Batch
+from mixfed.evaluate.metrics import Figures, accuracy
 from mixfed.evaluate.spread import spread_test
 from tests.problems import trainer
 
@@ -20,6 +21,11 @@ def figures(outputs: list[list[float]], labels: list[int], *names: str) -> dict[
     for part in (slice(0, 2), slice(2, None)):  # in two batches
         found.add(torch.tensor(outputs[part]), {"y": torch.tensor(labels[part])})
     return found.result()
+
+
+def wrong(outputs: Tensor, batch: Batch) -> Tensor:
+    """A metric of one's own."""
+    return 1 - accuracy(outputs, batch)
 
 
 def test_f1_and_the_accuracy_of_classes() -> None:
@@ -55,8 +61,10 @@ def test_percentiles_over_clients() -> None:
     nn.init.zeros_(module.weight)
     module.bias.data = torch.tensor([1.0, 0.0])
     model = mixfed.Model(module, mixfed.cross_entropy)
-    test = spread_test(mixfed.fedavg(trainer(model, 0.1)), data, ["accuracy"], {"local_p10": 10, "local_p50": 50})
+    given = ["accuracy", wrong]
+    test = spread_test(mixfed.fedavg(trainer(model, 0.1)), data, given, {"local_p10": 10, "local_p50": 50})
     found = test(model.initial(), None)
-    assert found == {"accuracy_local_p10": pytest.approx(0.1), "accuracy_local_p50": pytest.approx(0.5)}
+    right = {"accuracy_local_p10": pytest.approx(0.1), "accuracy_local_p50": pytest.approx(0.5)}
+    assert found == right | {"wrong_local_p10": pytest.approx(0.1), "wrong_local_p50": pytest.approx(0.5)}
     with pytest.raises(mixfed.InputError, match="not of 'auc'"):
         spread_test(mixfed.fedavg(trainer(model, 0.1)), data, ["auc"], {"local_p10": 10})

@@ -109,7 +109,7 @@ def test_one_client_of_a_large_model_has_all_cores() -> None:
 def test_auto_times_one_thread_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where work is large, one thread has all cores in an operator."""
 
-    monkeypatch.setattr(timing, "SHARE", math.inf)
+    monkeypatch.setattr(timing, "FIRST", math.inf)
     monkeypatch.setattr(timing, "HOPELESS", math.inf)
     monkeypatch.setattr(timing, "LOST", math.inf)
 

@@ -161,7 +161,7 @@ def chunk_of(x: torch.Tensor) -> int:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of any length are timed, and every execution on all clients."""
-    monkeypatch.setattr(timing, "SHARE", math.inf)
+    monkeypatch.setattr(timing, "FIRST", math.inf)
     monkeypatch.setattr(timing, "HOPELESS", math.inf)
     monkeypatch.setattr(timing, "LOST", math.inf)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.backends.run import run
-from mixfed.backends.simulator import timing
+from mixfed.backends.simulator import gathered, timing
 from mixfed.backends.simulator.engine import Simulator
 from mixfed.backends.simulator.factored.factors import Factors
 from mixfed.backends.simulator.factored.matrix import Factored
@@ -86,6 +86,22 @@ def test_late_clients_of_several_rounds(name: str, met: list[str]) -> None:
     assert "factors" in met
 
 
+def test_late_clients_of_several_rounds_are_in_factors_together_with_those_of_their_round() -> None:
+    """Clients that start from different models cannot share factors, so that a chunk has those of one round."""
+    late, algorithm = Schedule(4, HalfNormal(4.0), late="use"), made("fedbuff", buffer=0)
+    stayed: list[bool] = []
+
+    def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
+        upload, private = algorithm.client(message, private, batches)
+        if batches.vectorised:  # the first one is counted for the ledger, alone
+            stayed.append(isinstance(upload.values["delta"]["2.weight"], Factored))
+        return upload, private
+
+    ran(replace(algorithm, client=client), "factored", late, 12)
+    assert len(stayed) > 12  # more chunks than steps of the server
+    assert all(stayed)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "gradient_1way", "gradient_2way", "parallel"])
 def test_sums_never_need_a_clients_own_weights(name: str, met: list[str]) -> None:
     ran(made(name), "factored")
@@ -107,12 +123,14 @@ def test_a_client_whose_numbers_are_not_finite_is_dropped_alone(bad: float, thre
 
 @pytest.mark.parametrize("leaf", ["2.weight", "2.bias"])
 def test_whichever_of_its_leaves_is_not_finite(leaf: str) -> None:
-    """A client sends up infinity instead of one leaf, the first in factors or dense."""
-    algorithm, data = averaging(wide(WIDE, 2), Batching(3, epochs=2)), clients([4, 2, 6, 3], (WIDE,))
+    """A client sends up infinity instead of one leaf, the first in factors or dense. It is the last one of more clients
+    than are looked at where their mean is sound."""
+    sizes = [*[4, 2, 3] * gathered.SAMPLE, 6]
+    algorithm, data = averaging(wide(WIDE, 2), Batching(3, epochs=2)), clients(sizes, (WIDE,))
 
     def client(message: Message, private: Private, batches: Batches) -> tuple[Upload, Private]:
         upload, private = algorithm.client(message, private, batches)
-        spoilt = torch.where(batches.examples == 12, torch.inf, 1.0)  # the third one's
+        spoilt = torch.where(batches.examples == 12, torch.inf, 1.0)  # the last one's
         delta = upload.values["delta"]
         return Upload({"delta": delta | {leaf: delta[leaf] * spoilt}}, upload.weight), private
 
@@ -153,7 +171,7 @@ def test_auto_runs_late_clients_that_share_no_start_by_vmap(met: list[str]) -> N
 
 
 def test_auto_times_it_where_a_layer_is_wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "SHARE", math.inf)
+    monkeypatch.setattr(timing, "FIRST", math.inf)
     for inputs, offered in ((WIDE, True), (2, False)):
         said: list[str] = []
         model = wide(inputs, 2) if offered else Model(nn.Linear(2, 2), cross_entropy)

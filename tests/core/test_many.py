@@ -101,3 +101,19 @@ def test_all_answer_the_same_examples(last: type[nn.Linear], batch_size: int) ->
         if (number + 1) * batch_size >= len(data):
             answered += len(outputs)
     assert answered == len(models)
+
+
+def test_models_answer_together_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six models of their own heads take one call of the network."""
+    calls: list[int] = []
+    answer = many.answer
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        return answer(*given)
+
+    monkeypatch.setattr(many, "answer", counted)
+    model = network(nn.Linear)
+    models = owned(model, ["2.weight", "2.bias"])
+    list(many.own_examples(model, models[-1][1], models, DATA))
+    assert len(calls) == 1

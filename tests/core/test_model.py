@@ -17,7 +17,7 @@ from mixfed.core.optim import sgd
 from mixfed.data.batch import Batch
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
-from mixfed.models.networks import CharacterGRU, cnn, mlp
+from mixfed.models.networks import CharacterGRU, cnn
 from tests.core.helpers import assert_close, assert_equal, averaging, clients, train
 from tests.problems import Point, half_square, small_mlp, targets
 
@@ -188,4 +188,4 @@ def test_parameters_of_a_client_do_not_linger() -> None:
 
 def test_a_layer_without_width_is_refused() -> None:
     with pytest.raises(InputError, match=r"'1.weight' has the shape \[0, 3\]"):
-        Model(mlp(3, 2, [0]), cross_entropy)
+        Model(nn.Sequential(nn.Flatten(), nn.Linear(3, 0), nn.Linear(0, 2)), cross_entropy)

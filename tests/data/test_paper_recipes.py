@@ -20,7 +20,12 @@ from mixfed.experiments.toml import load, override, resolve
 from mixfed.models import MODELS
 from tests.tiny_sources import write_chat_wiki
 
-RATES = {"client": {"learning_rate": 2.0}, "for": {"gradient_2way": {"client": {"learning_rate": 1.0}}}}
+RATES = {
+    "client": {"learning_rate": 2.0, "steps": 1},
+    "central": {"steps": 1},
+    "data": {"partition": {"clients": 10}, "central": {"kind": "fraction", "fraction": 0.5}},
+    "for": {"gradient_2way": {"client": {"learning_rate": 1.0}}},
+}
 
 
 def recipe_of(name: str, algorithm: str) -> Recipe:

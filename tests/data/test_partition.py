@@ -170,10 +170,10 @@ def test_large_partitions_have_every_example(make: Callable[[], Groups]) -> None
 some = labels_of([5, 5])
 wrong = {
     "many clients": (lambda: partition.iid(3, 4, 0), "3 examples are too few for 4 clients"),
-    "no clients": (lambda: partition.iid(3, 0, 0), "at least 1 client"),
+    "no clients": (lambda: partition.iid(3, 0, 0), "'clients' of iid must be at least 1"),
     "least": (lambda: partition.dirichlet(some, 3, 1.0, 0, min_size=4), "too few for 3 clients with at least 4"),
-    "alpha": (lambda: partition.dirichlet(some, 2, 0.0, 0), "alpha is 0.0; give a positive number"),
-    "nan": (lambda: partition.dirichlet(some, 2, float("nan"), 0), "alpha is nan"),
+    "alpha": (lambda: partition.dirichlet(some, 2, 0.0, 0), "'alpha' of dirichlet must be a number above 0, not 0.0"),
+    "nan": (lambda: partition.dirichlet(some, 2, float("nan"), 0), "'alpha' of dirichlet .* not nan"),
     "sizes": (lambda: partition.dirichlet(some, 2, 1.0, 0, sizes=[5, 6]), "sum to 10"),
     "both": (lambda: partition.quantity_skew(9, 2, seed=0, alpha=1.0, sigma=1.0), "exactly one"),
     "neither": (lambda: partition.quantity_skew(9, 2, seed=0), "exactly one"),

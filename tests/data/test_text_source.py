@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,12 @@ from mixfed.experiments.build import build
 from mixfed.experiments.scenario import build_scenario
 from mixfed.experiments.toml import resolve
 from tests.tiny_sources import write_chat_wiki
+
+DIGITS: dict[str, Any] = {
+    "data": {"source": "digits", "partition": {"clients": 10}},
+    "client": {"steps": 1},
+    "central": {"steps": 1},
+}
 
 
 def decode(numbers: np.ndarray) -> str:
@@ -150,7 +157,7 @@ def test_without_its_centre_there_is_one_side(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="so there is no evaluation set 'clients'"):
         build(resolve(given))
     with pytest.raises(InputError, match="'digits' has nothing for the centre"):
-        build_scenario(resolve({"data": {"source": "digits", "central": {"kind": "source"}}}))
+        build_scenario(resolve(DIGITS | {"data": DIGITS["data"] | {"central": {"kind": "source"}}}))
 
 
 def test_the_settings_of_a_source_are_checked() -> None:
@@ -158,7 +165,8 @@ def test_the_settings_of_a_source_are_checked() -> None:
         resolve({"data": {"source": "chat-wiki", "lenght": 5}})
     with pytest.raises(InputError, match=r"no setting 'data.length'"):
         resolve({"data": {"source": "digits", "length": 5}})
-    assert resolve({"data": {"source": "chat-wiki"}}).data.options == {"length": 100, "min_messages": 20}
+    text = DIGITS | {"data": DIGITS["data"] | {"source": "chat-wiki"}}
+    assert resolve(text).data.options == {"length": 100, "min_messages": 20}
 
 
 def test_who_holds_what_does_not_list_every_character(tmp_path: Path) -> None:

@@ -4,20 +4,24 @@ and sites by ``mixfed flower site``."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from mixfed.backends.flower.local import LocalFederation, free_port, script
 from mixfed.backends.flower.post import from_record, to_record
+from mixfed.backends.flower.worker import load
 from mixfed.backends.parcels import Parcel, marks
 from mixfed.experiments.app import write_app
 from mixfed.experiments.federation import client_app, experiment_of, read_recipe, site_of
@@ -61,6 +65,16 @@ def own_recipe(home: Path) -> Path:
     return home / "mine.toml"
 
 
+def on_the_page(begins: str, changed: dict[str, str]) -> list[str]:
+    """The first command of docs/deploy.md that begins so, with other words for some."""
+    line = next(line for line in (ROOT / "docs/deploy.md").read_text().splitlines() if line.startswith(begins))
+    for old, new in changed.items():
+        assert old in line
+        line = line.replace(old, new)
+    name, *rest = shlex.split(line)
+    return [script(name), *rest]
+
+
 def test_flwr_run_with_the_server_in_the_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm site and a plain SuperNode, and a network in a file of the user's own, which imports another one. The run
     ends with the simulator's model, also when it goes on later with more rounds."""
@@ -74,21 +88,23 @@ def test_flwr_run_with_the_server_in_the_superlink(tmp_path: Path, monkeypatch: 
     address = f"127.0.0.1:{free_port()}"
     (federation.folder / "config.toml").write_text(f'[superlink.mine]\naddress = "{address}"\ninsecure = true\n')
     host, port = address.split(":")
-    link = [script("flower-superlink"), "--insecure", "--host", host, "--port", port]
-    node = ["--insecure", "--superlink", address, "--node-config"]
-    warm = [sys.executable, "-m", "mixfed", "flower", "site", *node, f'clients="0-2" folder="{tmp_path / "kept"}"']
-    plain = [script("flower-supernode"), *node, f'clients="3-5" folder="{tmp_path / "kept"}"']
+    link = on_the_page("flower-superlink --insecure", {"8000": port})
+    changed = {"127.0.0.1:8000": address, '"0-24"': '"0-2"', '"kept/one"': f'"{tmp_path / "kept"}"'}
+    warm = on_the_page("mixfed flower site --insecure", changed)
+    node = [word.replace('"0-2"', '"3-5"') for word in warm[3:]]
+    plain = [script("flower-supernode"), *node, "--host", host, "--port", str(free_port())]
 
     def run(config: str, *options: str) -> str:
-        words = [script("flwr"), "run", str(app), "mine", "--run-config", f'out="{out}" {config}', *options]
+        place = {"app here": f"{app} mine", 'out="runs/first" set="rounds=10"': f'out="{out}" {config}', "--stream": ""}
+        words = [*on_the_page("flwr run app here", place), *options]
         done = subprocess.run(words, check=True, env=dict(federation.environment()), capture_output=True, text=True)
         return done.stdout + done.stderr
 
     try:
-        federation.start("superlink", [*link, "--disable-runtime-dependency-installation"])
+        federation.start("superlink", link)
         wait_for(lambda: "startup complete" in link_log.read_text(), federation.folder)
         federation.start("warm", warm)
-        federation.start("plain", [*plain, "--host", host, "--port", str(free_port())])
+        federation.start("plain", plain)
         run("")
         wait_for((out / "federation.json").exists, federation.folder)
         first = json.loads((out / "result.json").read_text())
@@ -119,6 +135,27 @@ def test_another_version_of_the_users_own_code_is_refused(tmp_path: Path) -> Non
     assert answer()["clients"] == {"clients": [0]}
     (tmp_path / "app/federation/sizes.py").write_text("INPUTS = 64  # another version\n")
     assert "code of your own that these name; start both from the same files." in str(answer()["refused"])
+
+
+def test_a_warm_site_runs_the_app_that_came_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apps of one name whose recipes differ, the first of them twice; each knows the fingerprint of its own recipe."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    context = Context(1, 1, {"clients": "0", "folder": str(tmp_path / "kept")}, RecordDict(), {})
+    bundles = []
+    for seed in (0, 1):
+        request = Request("digits", seed=seed, backend="flower")
+        recipe = request.on(request.base())
+        write_app(tmp_path / str(seed), recipe)
+        greeting = Parcel(marks(experiment_of(recipe)) | {"kind": "hello"})
+        bundles.append((build_fab_from_disk(tmp_path / str(seed)), greeting))
+    for content, greeting in (*bundles, bundles[0]):
+        app = load(content, "mixfed/digits", "1.0.0", sha256(content).hexdigest())
+        answer = from_record(app(Message(to_record(greeting), 1, "query"), context).content)
+        assert answer.header["clients"] == {"clients": [0]}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "federation"]:
+        del sys.modules[name]
 
 
 def test_a_site_with_wrong_options_says_so() -> None:

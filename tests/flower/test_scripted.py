@@ -12,9 +12,12 @@ import torch
 
 import mixfed as mf
 from mixfed.backends import wire
+from mixfed.backends.federation import Terms
 from mixfed.backends.parcels import Parcel
+from mixfed.backends.site import Holding, Site
 from mixfed.core.checkpoint import Checkpoints
 from mixfed.evaluate.personal import local_test
+from mixfed.transforms import compress, quantize
 from tests.algorithms.test_table import CENTRAL, FEDERATED, ROWS, assert_equal, every_row, own_parts, plain, train
 from tests.flower.scripted import EXPERIMENT, Fate, Script, ScriptedGrid, sites_of
 
@@ -100,6 +103,20 @@ def test_real_bytes_are_counted_beside_the_ledger(tmp_path: Path) -> None:
     assert backend.traffic.bytes_down == sum(parcel.nbytes for _, parcel in grid.sent) < backend.letters.wire_down
     assert result.ledger["bytes_up"] < backend.traffic.bytes_up == backend.letters.wire_up
     assert backend.traffic.jobs == 48
+
+
+def test_compression_makes_real_bytes_fewer(tmp_path: Path) -> None:
+    """A network of 6,003 numbers: four bits each travel up, and little beside them."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 3))
+    trainer = mf.LocalTrainer(mf.Model(module, mf.cross_entropy), mf.sgd(0.1), mf.Batching(3, steps=1))
+    plainly = mf.fedavg(trainer)
+    found = []
+    for algorithm in (plainly, compress(plainly, upload={"delta": quantize(4)})):
+        backend = ScriptedGrid(sites_of(algorithm, FEDERATED, tmp_path / str(len(found)))).backend()
+        result = mf.run(algorithm, FEDERATED, rounds=1, cohort=12, backend=backend)
+        found.append(backend.traffic.bytes_up)
+        assert result.ledger["bytes_up"] < found[-1] < result.ledger["bytes_up"] + 12 * 2000
+    assert found[1] < found[0] / 5
 
 
 def test_a_site_that_is_slow_misses_the_round_and_no_more(tmp_path: Path) -> None:
@@ -250,6 +267,14 @@ def test_a_malformed_update_is_dropped_counted_and_named(how: str, tmp_path: Pat
     assert_equal(result.params, without.params)
 
 
+def test_a_run_whose_updates_are_all_malformed_says_so(tmp_path: Path) -> None:
+    def script(node: int, parcel: Parcel) -> Fate:
+        return Fate(change=MALFORMED["of another version"][0]) if parcel.header["kind"] == "train" else Fate()
+
+    with pytest.raises(mf.RunStopped, match="The last 12 updates of the clients 'clients' could not be used"):
+        on(grid_of("fedavg", tmp_path, script), schedule=mf.Schedule(12))
+
+
 def test_a_second_answer_changes_nothing(tmp_path: Path) -> None:
     twice = on(grid_of("fedbuff", tmp_path, lambda node, parcel: Fate(times=2)), "fedbuff")
     assert_equal(twice.params, on(grid_of("fedbuff", tmp_path / "once"), "fedbuff").params)
@@ -315,13 +340,42 @@ def test_devices_evaluate_on_their_own_examples(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_told_in_a_sentence(tmp_path: Path) -> None:
+    empty = ScriptedGrid({})
     with pytest.raises(mf.RunStopped, match="No site has joined the run within 5 seconds"):
-        on(ScriptedGrid({}))
+        on(empty)
+    assert empty.now < 6
     other = sites_of(ROWS["fedavg"].make(), FEDERATED, tmp_path)
     for site in other.values():
         site.experiment = "another"
     with pytest.raises(mf.RunStopped, match="their recipes differ, or code of your own"):
         on(ScriptedGrid(other))
+
+
+def test_a_long_wait_for_clients_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    grid = grid_of("fedavg", tmp_path)
+    del grid.sites[4]
+    backend = grid.backend(say=told.append)
+    backend.terms = Terms(deadline=10.0, assemble=30.0)
+    assert on(grid, backend=backend, schedule=mf.Schedule(12), rounds=1).rounds == 1
+    absent = "3 of 12 clients are not there yet (client 3 of 'clients', 7 of 'clients', 11 of 'clients');"
+    assert told == [f"{absent} the run waits for up to 30 seconds.", f"{absent} the run goes on without them."]
+
+
+def test_clients_on_two_sites_are_told_and_asked_once(tmp_path: Path) -> None:
+    """Site 5 has two of the three clients of site 1, which keeps the third."""
+    told: list[str] = []
+    grid = grid_of("fedavg", tmp_path)
+    both = np.array([0, 4])
+    holding = Holding(both.tolist(), FEDERATED.select(both))
+    grid.sites[5] = Site(ROWS["fedavg"].make(), {"clients": holding}, EXPERIMENT, tmp_path / "five")
+    backend = grid.backend(say=told.append)
+    assert on(grid, backend=backend, schedule=mf.Schedule(12), rounds=2).rounds == 2
+    assert told == ["2 clients are on site 1 and on site 5 (client 0 of 'clients'); the latter is asked."]
+    assert (backend.traffic.jobs, backend.traffic.lost) == (24, 0)
+    trains = [(node, parcel.header["clients"]) for node, parcel in grid.sent if parcel.header["kind"] == "train"]
+    assert [node for node, clients in trains if ["clients", 8] in clients] == [1, 1]
+    assert [node for node, clients in trains if ["clients", 4] in clients] == [5, 5]
 
 
 def test_nobody_is_waited_for_when_all_sites_that_there_can_be_were_refused(tmp_path: Path) -> None:
@@ -347,8 +401,6 @@ def test_sites_that_always_fail_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_a_site_without_its_clients_or_with_them_twice_is_refused(tmp_path: Path) -> None:
-    from mixfed.backends.site import Holding, Site
-
     with pytest.raises(mf.InputError, match="2 numbers for the data of 3 clients"):
         Holding([1, 2], FEDERATED.select(np.arange(3)))
     holding = Holding([4], FEDERATED.select(np.array([4])))

@@ -63,5 +63,5 @@ def test_the_mean_is_kept_while_a_device_settles() -> None:
 
 
 def test_negative_weights_are_refused() -> None:
-    with pytest.raises(InputError, match="cannot be negative"):
+    with pytest.raises(InputError, match="'lambda1' of mtl must be at least 0"):
         mtl(trainer(point([0.0]), 0.1), lambda1=-1.0)

@@ -203,8 +203,8 @@ def test_a_device_that_joins_has_to_fit_the_run() -> None:
         ([f"{LG}.base=center"], "no central data"),
         ([f"{LG}.names=['hed.']"], "begins with 'hed.'"),
         ([f"{LG}.warm_start=6"], "leaves no round of 6"),
-        (["auxiliary.kind=autoencoder", "auxiliary.weight=-5.0"], "cannot be negative"),
-        (["auxiliary.kind=autoencoder", "auxiliary.dropout=1.5"], "from 0 to below 1"),
+        (["auxiliary.kind=autoencoder", "auxiliary.weight=-5.0"], "must be at least 0"),
+        (["auxiliary.kind=autoencoder", "auxiliary.dropout=1.5"], "at least 0 and below 1"),
     ],
 )
 def test_refusals(settings: list[str], told: str) -> None:

@@ -344,5 +344,5 @@ def test_the_split_by_layers_and_by_name() -> None:
     assert [n for n in model.trainable if named(["2.b"])(n)] == ["2.bias"]
     with pytest.raises(InputError, match="has 2 layers, so 3"):
         global_layers(model, 3)
-    with pytest.raises(InputError, match="0 or more rounds"):
+    with pytest.raises(InputError, match="'warm_start' of local_global"):
         local_global(fedavg(setup().client), head, warm_start=-1)

@@ -34,12 +34,13 @@ def trained(
     network: Any = None,
     rounds: int = 3,
     cohort: int = 2,
+    batch: int = 10,
     **model: Any,
 ) -> list[str]:
     """A small run in which one thing is changed; its warnings."""
     torch.manual_seed(0)
     wrapped = mf.Model(network or nn.Linear(6, 3), criterion, **model)
-    trainer = mf.LocalTrainer(wrapped, optimizer or mf.sgd(0.1), mf.Batching(10, epochs=1))
+    trainer = mf.LocalTrainer(wrapped, optimizer or mf.sgd(0.1), mf.Batching(batch, epochs=1))
     given = clients(examples(80, 0))
     data = mf.FederatedData.from_arrays(given, np.repeat(PEOPLE, 20)) if isinstance(given, dict) else given
     central = mf.CentralData.from_arrays(centre(examples(60, 1)))
@@ -80,6 +81,38 @@ def guided(trainer: mf.LocalTrainer) -> mf.Algorithm:
     return mf.feddle(trainer, mf.Search(mf.Batching(10, steps=2)))
 
 
+def task(**given: Any) -> mf.Task:
+    """A task in which one thing is changed."""
+    torch.manual_seed(0)
+    clients = mf.FederatedData.from_arrays(examples(80, 0), np.repeat(PEOPLE, 20))
+    whole: dict[str, Any] = {"clients": clients, "test": examples(60, 2), "rounds": 1, "cohort": 2}
+    return mf.Task(network=given.pop("network", nn.Linear(6, 3)), **whole | given)
+
+
+def resumed(**given: Any) -> list[str]:
+    """A run that is resumed with a task in which one thing is changed."""
+    mf.train(task(), "fedavg", out="run", progress=False)
+    return mf.train(task(**given), "fedavg", out="run", resume=True, progress=False).warnings
+
+
+def asked(x: Any) -> Any:
+    return mf.train(task(), "fedavg", progress=False).predict(x)
+
+
+def scored(arrays: Arrays) -> Any:
+    return mf.score(mf.train(task(), "fedavg", progress=False), arrays)
+
+
+class Shuffles(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[torch.randperm(len(x))]
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+GRID = {"client.learning_rate": 0.1}
 WORDS = np.array(["cat", "dog", "owl"])
 
 MISTAKES = [
@@ -87,6 +120,7 @@ MISTAKES = [
     Mistake("More classes on clients than the network has outputs", lambda: trained(to("y", lambda y: 2 * y))),
     Mistake("Labels with fractions at the centre", lambda: trained(centre=to("y", lambda y: y + 0.5))),
     Mistake("One-hot labels on clients", lambda: trained(to("y", lambda y: np.eye(3)[y]))),
+    Mistake("Labels in a column of their own on clients", lambda: trained(to("y", lambda y: y[:, None]))),
     Mistake("Labels that are words", lambda: trained(test=to("y", lambda y: WORDS[y]))),
     Mistake("NaN in the features of one client", lambda: trained(spoiled([3, 5]))),
     Mistake("NaN in the features of all clients", lambda: trained(spoiled(slice(None)))),
@@ -108,6 +142,16 @@ MISTAKES = [
     Mistake("The class of a network in place of a network", lambda: trained(network=nn.Linear)),
     Mistake("Tensors in place of clients", lambda: trained(lambda arrays: torch.tensor(arrays["x"]))),
     Mistake("The name of a method in place of the method", lambda: trained(algorithm=lambda trainer: "fedavg")),
+    Mistake("BatchNorm, and a batch of one example", lambda: trained(network=normalised(), batch=19)),
+    Mistake("A network that shuffles its examples", lambda: trained(network=Shuffles(6, 3))),
+    Mistake("A test set of a task that is a pair", lambda: task(test=tuple(examples(60, 2).values()))),
+    Mistake("A share as a task's validation examples", lambda: task(validation=0.2)),
+    Mistake("nn.CrossEntropyLoss() in a task", lambda: task(criterion=nn.CrossEntropyLoss())),
+    Mistake('One method as a text: `compare(task, "fedavg")`', lambda: mf.compare(task(), "fedavg")),
+    Mistake("A number in place of a grid's list", lambda: mf.tune(task(), ["fedavg"], GRID)),
+    Mistake("A run resumed with another network", lambda: resumed(network=nn.Linear(6, 3))),
+    Mistake("Questions in float64", lambda: asked(np.zeros((2, 6)))),
+    Mistake("A score without labels", lambda: scored({"x": examples(9, 2)["x"]})),
     Mistake("A cohort of more clients than there are", lambda: trained(cohort=5)),
     Mistake(
         "Feddle, and a class that only the centre has",

@@ -62,7 +62,7 @@ def test_evaluation_is_left_alone_and_training_is_the_same_under_every_executor(
 
 @pytest.mark.parametrize("name", ["turn", "crop", "crop 0", "flip 2", ""])
 def test_other_changes_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match="'flip' or by 'crop 4'"):
+    with pytest.raises(InputError, match="'flip' or 'crop 4'"):
         augment(torch.nn.Flatten(), [name])
 
 

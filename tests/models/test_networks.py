@@ -20,7 +20,7 @@ def test_where_the_pooling_comes(pool_after: int, side: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "pool_after", "told"), [(28, 3, "after convolution 3 of 2"), (5, 0, "too small"), (5, 1, "too small")]
+    ("size", "pool_after", "told"), [(28, 3, "after one of the convolutions"), (5, 0, "too small"), (5, 1, "too small")]
 )
 def test_networks_that_cannot_be_are_refused(size: int, pool_after: int, told: str) -> None:
     with pytest.raises(InputError, match=told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,13 +112,14 @@ def test_data_are_dealt_again_for_a_network_with_other_features(tmp_path: Path) 
     assert deal(narrow).clients.arrays["x"].shape[1:] == (5,)
 
 
-def test_what_features_need_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_what_features_need_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"name the parts after them in model\.trained"):
         experiment(tmp_path, *NET, CACHED[0])
     with pytest.raises(InputError, match="no part 'bdy'"):
         experiment(tmp_path, *NET, 'model.cached=["bdy"]', CACHED[1])
     with pytest.raises(InputError, match=r"The parts in model\.cached do not take the examples"):
         experiment(tmp_path, *NET, 'model.cached=["head"]', CACHED[1])
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
     with pytest.raises(InputError, match="needs two packages"):
         experiment(tmp_path, "model.name=efficientnet_lite0")
 

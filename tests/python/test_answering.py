@@ -65,6 +65,34 @@ def test_a_file_without_labels_is_answered(trained: Path) -> None:
     assert all(0.5 < float(row["probability"]) <= 1 for row in rows)
 
 
+def test_measurements_are_answered_in_their_own_unit(trained: Path) -> None:
+    recipe = RECIPE.replace('["size", "colour"], y = "fruit"', '"colour", y = "size"').replace("[8]", "[8]\nMORE")
+    more = 'criterion = "squared_error"\n[evaluate]\nmetrics = ["loss"]'
+    recipe = recipe.replace('test = "test.csv"', 'test = "test.csv"\nlabels = "standard"').replace("MORE", more)
+    (trained / "sizes.toml").write_text(recipe)
+    here("run", trained / "sizes.toml", "--out", trained / "sizes")
+    true = write(trained / "new.csv", 15, 2, labels=False)
+    here("predict", trained / "sizes", "--data", trained / "new.csv", "--out", trained / "sizes.csv")
+    with (trained / "sizes.csv").open() as stream:
+        answers = [float(row["answer"]) for row in csv.DictReader(stream)]
+    assert answers == pytest.approx([20 if name == "melon" else 2 for name in true], abs=1.5)
+
+
+def test_with_a_criterion_of_ones_own_the_largest_output_is_the_answer(trained: Path) -> None:
+    (trained / "margin.py").write_text(
+        "from torch.nn import functional as F\n\n\ndef margin(outputs, batch):\n"
+        "    return F.multi_margin_loss(outputs, batch['y'], reduction='none')\n"
+    )
+    (trained / "margin.toml").write_text(RECIPE.replace("[8]", '[8]\ncriterion = "margin.py:margin"'))
+    here("run", trained / "margin.toml", "--out", trained / "margin")
+    true = write(trained / "new.csv", 15, 2, labels=False)
+    here("predict", trained / "margin", "--data", trained / "new.csv", "--out", trained / "margins.csv")
+    with (trained / "margins.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["answer"] for row in rows] == true
+    assert all(float(row["output"]) for row in rows)
+
+
 def test_what_cannot_be_answered(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.csv").write_text("shop,size\ns1,3\n")
     assert "colour" in refused(capsys, "predict", trained / "run", "--data", tmp_path / "wrong.csv")

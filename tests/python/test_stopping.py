@@ -91,5 +91,7 @@ def test_budgets_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert 1 < result["rounds"] < 50
     assert "200,000 were allowed" in result["ended"]
+    assert f"Ended early: {result['ended']}" in capsys.readouterr().out
+    assert result["ended"] in (tmp_path / "run" / "report.html").read_text()
     assert "there is no validation part" in refused(capsys, *run, "--set", "stop.metric=accuracy").lower()
     assert "stop.metric" in refused(capsys, *run, "--set", "stop.metric=acuracy")

@@ -85,8 +85,8 @@ def test_other_objects_are_not_taken_for_the_same(tmp_path: Path) -> None:
         mixfed.Task(nn.Linear(2, 3), *blobs(clients=12)[::2], centre=centre, **SETTINGS),
         task(criterion=halved),
     ]
-    for other in others:
-        with pytest.raises(mixfed.InputError, match="start a new run"):
+    for other, kind in zip(others, ("data", "network", "criterion"), strict=True):
+        with pytest.raises(mixfed.InputError, match=f"has another {kind}; give it that, or choose another folder"):
             mixfed.train(other, "fedavg", out=tmp_path / "run", resume=True, progress=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,15 @@ def test_a_client_has_its_own_network(run: tuple[Path, Any]) -> None:
         mixfed.load(folder, client=absent)
 
 
-def test_other_programs_get_the_same_answers(run: tuple[Path, Any], tmp_path: Path) -> None:
+def test_other_programs_get_the_same_answers(
+    run: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
     folder, result = run
     x = digits()[:7]
     wanted = result.predict(x, raw=True).numpy()
     here("export", folder, "--to", "onnx", "--out", tmp_path / "model.onnx")
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]  # the exporter's words about itself
+    assert not recwarn.list
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, atol=1e-5)
     here("export", folder)

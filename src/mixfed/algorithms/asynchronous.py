@@ -20,6 +20,7 @@ from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
+from mixfed.ranges import CountOrNone, NotNegative, SomeShare, within_ranges
 
 Step = Callable[[State, Sequence[Reply], Server], State]
 Rule = Literal["constant", "polynomial", "hinge"]
@@ -27,10 +28,9 @@ Discount = Callable[[int], float]
 """s(τ): what an update of this staleness counts."""
 
 
-def discount(rule: Rule, a: float = 0.5, b: float = 4.0) -> Discount:
+@within_ranges()
+def discount(rule: Rule, a: NotNegative = 0.5, b: NotNegative = 4.0) -> Discount:
     """s(τ) = 1 (constant), (1 + τ)^−a (polynomial), or 1 if τ ≤ b, else 1/(a(τ − b) + 1) (hinge)."""
-    if not (a >= 0 and b >= 0):
-        raise InputError(f"The constants of a staleness rule cannot be negative, as {min(a, b)} is.")
     rules: dict[str, Discount] = {
         "constant": lambda tau: 1.0,
         "polynomial": lambda tau: float((1.0 + tau) ** -a),
@@ -41,15 +41,19 @@ def discount(rule: Rule, a: float = 0.5, b: float = 4.0) -> Discount:
     return rules[rule]
 
 
+@within_ranges()
 def fedasync(
-    trainer: LocalTrainer, *, alpha: float = 0.6, rule: Rule = "polynomial", a: float = 0.5, b: float = 4.0
+    trainer: LocalTrainer,
+    *,
+    alpha: SomeShare = 0.6,
+    rule: Rule = "polynomial",
+    a: NotNegative = 0.5,
+    b: NotNegative = 4.0,
 ) -> Algorithm:
     """FedAsync (Xie et al., 2019): x ← (1 − α_τ)·x + α_τ·x_client with α_τ = α·s(τ), for every update by itself.
 
     It mixes models, so a client sends its model up, not the change. α itself never decays.
     """
-    if not 0 < alpha <= 1:
-        raise InputError(f"FedAsync mixes with alpha above 0 and at most 1, not {alpha}.")
     weigh = discount(rule, a, b)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:
@@ -62,22 +66,21 @@ def fedasync(
     return taking_late(sending_models(fedavg(trainer, name="fedasync")), step, buffer=1)
 
 
+@within_ranges()
 def fedbuff(
     trainer: LocalTrainer,
     *,
-    buffer: int = 10,
+    buffer: CountOrNone = 10,
     server: Optimizer | None = None,
     rule: Rule = "polynomial",
-    a: float = 0.5,
-    b: float = 4.0,
+    a: NotNegative = 0.5,
+    b: NotNegative = 4.0,
 ) -> Algorithm:
     """FedBuff (Nguyen et al., 2022): once M updates are buffered, x ← x + η_s·(1/M)·Σ Δᵢ·s(τᵢ), s(τ) = 1/√(1 + τ).
 
     It divides by M, not by the sum of the discounts, and every client counts alike. ``buffer = 0`` makes a step of all
     that arrived in a round. Only sums over clients of one staleness are used.
     """
-    if buffer < 0:
-        raise InputError(f"A buffer cannot hold {buffer} updates.")
     optimizer, weigh = optim.given(server, "The optimizer of the server"), discount(rule, a, b)
     base = counting_alike(fedavg(trainer, server=optimizer, name="fedbuff"))
 
@@ -90,7 +93,8 @@ def fedbuff(
     return taking_late(base, step, buffer=buffer)
 
 
-def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None = None) -> Algorithm:
+@within_ranges()
+def ca2fl(trainer: LocalTrainer, *, buffer: CountOrNone = 10, server: Optimizer | None = None) -> Algorithm:
     """CA2FL (Wang et al., 2024): every client's last update hᵢ is cached and stands in for it.
 
     v = h̄ + (1/M)·Σ(Δᵢ − hᵢ) with h̄ and hᵢ from before this buffer, x ← x + η_s·v; then hᵢ ← Δᵢ and h̄ = Σ hᵢ/N over all
@@ -98,8 +102,6 @@ def ca2fl(trainer: LocalTrainer, *, buffer: int = 10, server: Optimizer | None =
     Averaged buffers (BatchNorm's statistics) are no gradients to calibrate: of them it takes the mean of the changes
     that came.
     """
-    if buffer < 0:
-        raise InputError(f"A buffer cannot hold {buffer} updates.")
     optimizer = optim.given(server, "The optimizer of the server")
     base = counting_alike(fedavg(trainer, server=optimizer, name="ca2fl"))
     model = trainer.model

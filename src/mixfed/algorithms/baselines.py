@@ -24,7 +24,7 @@ from mixfed.core.algorithm import (
 from mixfed.core.batches import Batches
 from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer
-from mixfed.errors import InputError
+from mixfed.ranges import CountOrNone, within_ranges
 
 
 def center(trainer: LocalTrainer) -> Algorithm:
@@ -72,15 +72,14 @@ def local(trainer: LocalTrainer) -> Algorithm:
     )
 
 
+@within_ranges()
 def transfer(
-    trainer: LocalTrainer, centre: LocalTrainer, *, central_rounds: int, server: Optimizer | None = None
+    trainer: LocalTrainer, centre: LocalTrainer, *, central_rounds: CountOrNone, server: Optimizer | None = None
 ) -> Algorithm:
     """Transfer learning: ``central_rounds`` rounds at the centre, then FedAvg on the clients.
 
     The negative baseline of mixed learning: the second half forgets what only the first half saw.
     """
-    if central_rounds < 0:
-        raise InputError(f"Transfer learning begins with 0 or more rounds at the centre, not {central_rounds}.")
     first, then = center(centre), fedavg(trainer, server=server)
 
     def at_centre(server: Server) -> bool:

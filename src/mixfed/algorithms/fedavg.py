@@ -24,7 +24,7 @@ from mixfed.core.model import Loss
 from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer, Proximal
 from mixfed.core.tree import Params
-from mixfed.errors import InputError
+from mixfed.ranges import NotNegative, PartOfOne, Positive, within_ranges
 
 WrapLoss = Callable[[Loss, Params], Loss]
 """Changes a client's loss, given the parameters it started from."""
@@ -73,14 +73,13 @@ def fedavg(
     )
 
 
-def fedprox(trainer: LocalTrainer, *, mu: float = 0.01, server: Optimizer | None = None) -> Algorithm:
+@within_ranges()
+def fedprox(trainer: LocalTrainer, *, mu: NotNegative = 0.01, server: Optimizer | None = None) -> Algorithm:
     """FedProx (Li et al., 2020): FedAvg whose clients minimise fᵢ(x) + μ/2·‖x − x⁽ᵗ⁾‖²."""
-    if not mu >= 0:
-        raise InputError(f"FedProx needs mu of at least 0, not {mu}.")
     return fedavg(trainer, server=server, wrap=lambda loss, start: Proximal(loss, start, mu), name="fedprox")
 
 
-def fedavgm(trainer: LocalTrainer, *, learning_rate: float = 1.0, momentum: float = 0.9) -> Algorithm:
+def fedavgm(trainer: LocalTrainer, *, learning_rate: NotNegative = 1.0, momentum: PartOfOne = 0.9) -> Algorithm:
     """FedAvgM: m ← βm − Δ, x ← x − η_s·m."""
     return fedavg(trainer, server=optim.sgd(learning_rate, momentum=momentum), name="fedavgm")
 
@@ -88,11 +87,11 @@ def fedavgm(trainer: LocalTrainer, *, learning_rate: float = 1.0, momentum: floa
 def fedadam(
     trainer: LocalTrainer,
     *,
-    learning_rate: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.99),
-    epsilon: float = 1e-3,
+    learning_rate: NotNegative = 0.01,
+    betas: tuple[PartOfOne, PartOfOne] = (0.9, 0.99),
+    epsilon: Positive = 1e-3,
     bias_correction: bool = False,
-    initial: float = 0.0,
+    initial: NotNegative = 0.0,
 ) -> Algorithm:
     """FedAdam (Reddi et al., 2021): Adam on the server with −Δ for a gradient, as published without bias correction.
 
@@ -105,10 +104,10 @@ def fedadam(
 def fedyogi(
     trainer: LocalTrainer,
     *,
-    learning_rate: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.99),
-    epsilon: float = 1e-3,
-    initial: float = 0.0,
+    learning_rate: NotNegative = 0.01,
+    betas: tuple[PartOfOne, PartOfOne] = (0.9, 0.99),
+    epsilon: Positive = 1e-3,
+    initial: NotNegative = 0.0,
 ) -> Algorithm:
     """FedYogi (Reddi et al., 2021): Yogi on the server; ``initial`` as for FedAdam."""
     server = optim.yogi(learning_rate, betas=betas, epsilon=epsilon, initial=initial)
@@ -116,7 +115,7 @@ def fedyogi(
 
 
 def fedadagrad(
-    trainer: LocalTrainer, *, learning_rate: float = 0.1, epsilon: float = 1e-3, initial: float = 0.0
+    trainer: LocalTrainer, *, learning_rate: NotNegative = 0.1, epsilon: Positive = 1e-3, initial: NotNegative = 0.0
 ) -> Algorithm:
     """FedAdagrad (Reddi et al., 2021): AdaGrad on the server; ``initial`` as for FedAdam."""
     server = optim.adagrad(learning_rate, epsilon=epsilon, initial=initial)

@@ -22,6 +22,7 @@ from mixfed.core.train import LocalTrainer, gradient_of
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError, explained
+from mixfed.ranges import NotNegative, Positive, within_ranges
 
 
 def fed_ft(base: Algorithm, centre: LocalTrainer) -> Algorithm:
@@ -70,12 +71,13 @@ def hfcl(base: Algorithm, centre: LocalTrainer, *, by_examples: bool = False) ->
     )
 
 
+@within_ranges()
 def feddf(
     trainer: LocalTrainer,
     batching: Batching,
     *,
-    learning_rate: float = 1e-3,
-    temperature: float = 1.0,
+    learning_rate: NotNegative = 1e-3,
+    temperature: Positive = 1.0,
     other_domain: bool = False,
 ) -> Algorithm:
     """FedDF (Lin et al., 2020): the mean of the clients' models learns to answer as their ensemble does.
@@ -85,8 +87,6 @@ def feddf(
     looked at, so the server's data may be of another domain. Unless it is, a run warns of classes that only the server
     has: nobody teaches them.
     """
-    if not temperature > 0:
-        raise InputError(f"The temperature of distillation must be above 0, not {temperature}.")
     model, optimizer = trainer.model, optim.adam(learning_rate)
 
     def step(state: State, replies: Sequence[Reply], server: Server) -> State:

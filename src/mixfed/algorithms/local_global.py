@@ -20,12 +20,14 @@ from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
 from mixfed.models.parts import AUXILIARY
+from mixfed.ranges import CountOrNone, within_ranges
 from mixfed.transforms.travel import what_travels
 
 LOCAL = "local"
 
 
-def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_start: int = 0) -> Algorithm:
+@within_ranges()
+def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_start: CountOrNone = 0) -> Algorithm:
     """Any algorithm in which the parameters that do not match ``is_global`` stay on the client.
 
     The first ``warm_start`` rounds are the base algorithm on the whole model; a client then starts from the local
@@ -35,8 +37,6 @@ def local_global(base: Algorithm, is_global: Callable[[str], bool], *, warm_star
 
     All parameters global is the base algorithm; none is Local only.
     """
-    if warm_start < 0:
-        raise InputError(f"A warm start takes 0 or more rounds, not {warm_start}.")
     model = base.model
     local = _local_names(model, is_global)
     if not local:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mixfed.algorithms.asynchronous import Rule, ca2fl, fedbuff
+from mixfed.algorithms.asynchronous import fedbuff
 from mixfed.algorithms.baselines import center, local, transfer
-from mixfed.algorithms.fedavg import fedavg, fedprox
+from mixfed.algorithms.fedavg import fedavg
 from mixfed.algorithms.feddle.central import CentralAnchor
 from mixfed.algorithms.feddle.fallbacks import Fallback, like_fedavg, like_fedbuff
 from mixfed.algorithms.feddle.guidance import Head, Objective
@@ -16,12 +16,13 @@ from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_part, local_global
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.registry import base_of
+from mixfed.algorithms.registry import Base, base_of, refuse_without_centre
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.optim import Optimizer, sgd
 from mixfed.core.storage import Place
 from mixfed.core.train import LocalTrainer
 from mixfed.errors import InputError
+from mixfed.ranges import Bits, Count, CountOrNone, NotNegative, PartOfOne, Positive, Rule, Share, within_ranges
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Setup:
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The settings of algorithms by name, for those that are built on another one."""
-    without_centre: str = "the set-up has no central data"
+    without_centre: str = "there is none; give it a file or a share of the examples (data.central)"
     """Why there is no ``centre``."""
     of_other_domain: bool = False
     """Whether the centre's labels are not the task's."""
@@ -65,7 +66,7 @@ class Setup:
     def at_centre(self, *, labels: bool = True) -> LocalTrainer:
         """The central trainer, which some algorithms cannot do without; with ``labels`` its labels are the task's."""
         if self.centre is None:
-            raise InputError(f"This algorithm trains on data at the centre, and {self.without_centre}.")
+            refuse_without_centre(self.without_centre)
         if labels:
             self.refuse_other_domain()
         return self.centre
@@ -79,7 +80,7 @@ class Setup:
             )
 
 
-def make_transfer(setup: Setup, *, central_rounds: int = 0) -> Algorithm:
+def make_transfer(setup: Setup, *, central_rounds: CountOrNone = 0) -> Algorithm:
     return transfer(
         setup.client,
         setup.at_centre(),
@@ -97,15 +98,11 @@ def make_oracle(setup: Setup) -> Algorithm:
     return make_fedavg(setup)
 
 
-def make_fedprox(setup: Setup, *, mu: float = 0.01) -> Algorithm:
-    return fedprox(setup.client, mu=mu, server=setup.server)
-
-
-def make_parallel(setup: Setup, *, alpha: float | None = None) -> Algorithm:
+def make_parallel(setup: Setup, *, alpha: Share | None = None) -> Algorithm:
     return parallel(setup.population(), setup.central_sources(), merge=setup.merge, alpha=alpha)
 
 
-def make_gradient_1way(setup: Setup, *, central_batch_size: int = 0) -> Algorithm:
+def make_gradient_1way(setup: Setup, *, central_batch_size: CountOrNone = 0) -> Algorithm:
     return gradient_1way(setup.population(), setup.central_sources(central_batch_size))
 
 
@@ -113,7 +110,15 @@ def make_gradient_2way(setup: Setup, *, by_clients: bool = False) -> Algorithm:
     return gradient_2way(setup.population(), setup.central_sources(), merge=setup.merge, by_clients=by_clients)
 
 
-def make_example_transfer(setup: Setup, *, ratio: float | None = None, count: int | None = None) -> Algorithm:
+@within_ranges(
+    Rule(
+        "Example transfer takes either a mixing ratio or a number of examples.",
+        lambda ratio, count: ratio is None or count is None,
+    )
+)
+def make_example_transfer(
+    setup: Setup, *, ratio: PartOfOne | None = None, count: CountOrNone | None = None
+) -> Algorithm:
     setup.refuse_other_domain()
     if ratio is None and count is None:
         ratio = setup.weights[1] / sum(setup.weights)
@@ -123,51 +128,36 @@ def make_example_transfer(setup: Setup, *, ratio: float | None = None, count: in
 def make_lg_fedavg(
     setup: Setup,
     *,
-    base: str = "fedavg",
-    layers: int = 1,
+    base: Base = "fedavg",
+    layers: CountOrNone = 1,
     side: Literal["last", "first"] = "last",
     names: Sequence[str] = (),
-    warm_start: int = 0,
+    warm_start: CountOrNone = 0,
 ) -> Algorithm:
     """``layers`` of the model on one ``side`` are global (or the parameters whose names begin with ``names``)."""
     model = setup.client.model
-    if warm_start >= setup.rounds:
-        raise InputError(
-            f"A warm start of {warm_start} rounds leaves no round of {setup.rounds} for what is local;"
-            " choose a warm start of fewer rounds."
-        )
     is_global = global_part(model, layers, side, names)
     return local_global(base_of(base).make(setup, **setup.options.get(base, {})), is_global, warm_start=warm_start)
 
 
-def make_fedbuff(
-    setup: Setup, *, buffer: int = 10, rule: Rule = "polynomial", a: float = 0.5, b: float = 4.0
-) -> Algorithm:
-    return fedbuff(setup.client, buffer=buffer, server=setup.server, rule=rule, a=a, b=b)
+PlainBase = Literal["fedbuff", "fedavg"]
 
 
-def make_ca2fl(setup: Setup, *, buffer: int = 10) -> Algorithm:
-    return ca2fl(setup.client, buffer=buffer, server=setup.server)
-
-
-Base = Literal["fedbuff", "fedavg"]
-
-
-def _base(setup: Setup, base: Base) -> Algorithm:
+def _base(setup: Setup, base: PlainBase) -> Algorithm:
     if base not in ("fedbuff", "fedavg"):
         raise InputError(f"A hybrid method is built on fedbuff or fedavg, not on '{base}'.")
     return fedbuff(setup.client, buffer=0, server=setup.server) if base == "fedbuff" else make_fedavg(setup)
 
 
-def make_fed_ft(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
+def make_fed_ft(setup: Setup, *, base: PlainBase = "fedbuff") -> Algorithm:
     return fed_ft(_base(setup, base), setup.at_centre())
 
 
-def make_hfcl(setup: Setup, *, base: Base = "fedbuff") -> Algorithm:
+def make_hfcl(setup: Setup, *, base: PlainBase = "fedbuff") -> Algorithm:
     return hfcl(_base(setup, base), setup.at_centre(), by_examples=base == "fedavg")
 
 
-def make_feddf(setup: Setup, *, learning_rate: float = 1e-3, temperature: float = 1.0) -> Algorithm:
+def make_feddf(setup: Setup, *, learning_rate: NotNegative = 1e-3, temperature: Positive = 1.0) -> Algorithm:
     batching = setup.at_centre(labels=False).batching
     return feddf(
         setup.client,
@@ -193,23 +183,23 @@ def _fallback(setup: Setup, name: str) -> Fallback | Algorithm:
 def make_feddle(
     setup: Setup,
     *,
-    atlas: int = 20,
-    bits: int = 32,
+    atlas: Count = 20,
+    bits: Bits = 32,
     anchors: Place = "device",
     objective: Objective = "in_domain",
-    learning_rate: float = 1e-3,
-    regularisation: float | None = None,
-    fallback: str = "fedbuff",
+    learning_rate: NotNegative = 1e-3,
+    regularisation: NotNegative | None = None,
+    fallback: Base = "fedbuff",
     normalise: bool = True,
     by_score: bool = True,
     fallback_start: bool = True,
     search: bool = True,
     head: str = "",
-    head_rate: float = 1e-2,
-    head_steps: int = 50,
+    head_rate: NotNegative = 1e-2,
+    head_steps: Count = 50,
     compare: str = "",
     cosine: bool = False,
-    tail: float = 0.0,
+    tail: Share = 0.0,
 ) -> Algorithm:
     """``regularisation`` is the paper's if left out: none in-domain, 0.01 for data of another domain."""
     if regularisation is None:
@@ -234,18 +224,18 @@ def make_feddle(
 def make_feddle_plus(
     setup: Setup,
     *,
-    atlas: int = 20,
-    bits: int = 32,
+    atlas: Count = 20,
+    bits: Bits = 32,
     anchors: Place = "device",
-    learning_rate: float = 1e-3,
-    regularisation: float = 0.0,
-    fallback: str = "fedbuff",
+    learning_rate: NotNegative = 1e-3,
+    regularisation: NotNegative = 0.0,
+    fallback: Base = "fedbuff",
     search: bool = True,
-    search_steps: int = 0,
+    search_steps: CountOrNone = 0,
     cosine: bool = True,
-    tail: float = 0.0,
+    tail: Share = 0.0,
     share: float = 1.0,
-    held_out: float = 0.25,
+    held_out: PartOfOne = 0.25,
 ) -> Algorithm:
     """The centre trains as the set-up says; a search takes ``search_steps`` steps, or as many (0)."""
     centre = setup.at_centre()

@@ -34,6 +34,7 @@ from mixfed.core.optim import Optimizer
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
+from mixfed.ranges import Share, within_ranges
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,13 @@ Populations = LocalTrainer | Population | Sequence[Population]
 Centres = LocalTrainer | Centre | Sequence[Centre]
 
 
+@within_ranges()
 def parallel(
     populations: Populations,
     centres: Centres = (),
     *,
     merge: Optimizer | None = None,
-    alpha: float | None = None,
+    alpha: Share | None = None,
 ) -> Algorithm:
     """Parallel Training: a round of FedAvg and K_c central steps from the same x, then x ← MergeOpt(x, −Δ).
 
@@ -81,8 +83,6 @@ def parallel(
     clients, central = _populations(populations), _centres(centres)
     shares: dict[str, float] = {}
     if alpha is not None:
-        if not 0 <= alpha <= 1:
-            raise InputError(f"alpha weighs the centre's update against the clients' and lies in [0, 1], not {alpha}.")
         if len(clients) != 1 or len(central) != 1:
             raise InputError("alpha merges one population with one centre; with more sources use loss weights.")
         shares = {clients[0].name: 1 - alpha, central[0].name: alpha}

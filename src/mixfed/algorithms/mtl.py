@@ -15,18 +15,17 @@ from mixfed.core.model import Loss
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
-from mixfed.errors import InputError
+from mixfed.ranges import NotNegative, within_ranges
 
 
-def mtl(trainer: LocalTrainer, *, lambda1: float = 0.01, lambda2: float = 0.0) -> Algorithm:
+@within_ranges()
+def mtl(trainer: LocalTrainer, *, lambda1: NotNegative = 0.01, lambda2: NotNegative = 0.0) -> Algorithm:
     """Mean-regularised multi-task learning: minimises Σ_m f_m(w_m) + λ₁·tr(WΩWᵀ) + λ₂·‖W‖²_F.
 
     W = [w_1 … w_M] and Ω = (I − 11ᵀ/M)², which is I − 11ᵀ/M because that is a projection; so tr(WΩWᵀ) = Σ‖w_m − w̄‖²,
     and its gradient in w_m is 2λ₁(w_m − w̄). Within a round a client holds the mean w̄ that it received fixed. The
     server keeps w̄ over all M clients (those not yet asked are at the common start): w̄ ← w̄ + Σ_{m∈S} Δ_m / M.
     """
-    if not (lambda1 >= 0 and lambda2 >= 0):
-        raise InputError(f"The weights of the regulariser cannot be negative, as {min(lambda1, lambda2)} is.")
     model = trainer.model
 
     def broadcast(state: State, server: Server) -> tuple[dict[str, Message], State]:

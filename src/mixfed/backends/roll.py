@@ -20,6 +20,9 @@ T = TypeVar("T")
 LOOK_AGAIN = 2.0
 """Seconds after which the roll is called again."""
 
+SILENCE = 10.0
+"""Seconds of waiting after which it is told who is waited for."""
+
 
 class Roll:
     """Greets sites, and knows where clients are. A site that comes back under another number takes its clients over.
@@ -53,23 +56,21 @@ class Roll:
 
     def assemble(self, population: Collection[Client]) -> None:
         """Waits until every client of the population is there; goes on without some when the time is over."""
-        self._wait(lambda: self._home.keys() >= set(population))
-        missing = sorted(set(population) - self._home.keys())
-        if missing and self._home:
-            names = ", ".join(f"{client} of '{source}'" for source, client in missing[:5])
-            self.say(f"{len(missing)} of {len(population)} clients are not there yet (client {names}).")
-        self.require_somebody()
+        wanted = set(population)
+
+        def absent() -> str:
+            missing = sorted(wanted - self._home.keys())
+            names = ", ".join(f"{client} of '{source}'" for source, client in missing[:3])
+            return f"{len(missing)} of {len(wanted)} clients are not there yet (client {names})"
+
+        self._wait(lambda: self._home.keys() >= wanted, absent)
+        if not self._home.keys() >= wanted:
+            self.say(f"{absent()}; the run goes on without them.")
 
     def require_somebody(self) -> None:
         """Waits until there is a site, and stops the run where none comes."""
         if not self._present:
-            self._wait(lambda: bool(self._present))
-        if self._present:
-            return
-        if self._is_hopeless():
-            raise RunStopped(f"No site joins the run: {next(iter(self._refused.values()), 'all of them have ended.')}")
-        why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
-        raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")
+            self._wait(lambda: bool(self._present), lambda: "No site is there")
 
     def by_site(
         self, jobs: Iterable[tuple[tuple[str, int], int]]
@@ -135,9 +136,15 @@ class Roll:
             self._refused[site] = str(why)
             return
         clients = {(str(source), int(n)) for source, numbers in answer.header["clients"].items() for n in numbers}
-        for former in {self._home[client] for client in clients if client in self._home} - {site}:
-            self.say(f"Site {former} has come back as site {site}.")
-            self._leave(former)
+        for former in sorted({self._home[client] for client in clients if client in self._home} - {site}):
+            theirs = {client for client, home in self._home.items() if home == former}
+            if theirs <= clients:
+                self.say(f"Site {former} has come back as site {site}.")
+                self._leave(former)
+            else:
+                source, client = min(theirs & clients)
+                told = f"{len(theirs & clients)} clients are on site {former} and on site {site}"
+                self.say(f"{told} (client {client} of '{source}'); the latter is asked.")
         self._present.add(site)
         self._home |= dict.fromkeys(clients, site)
 
@@ -155,11 +162,22 @@ class Roll:
         """Whether every site that there can be was refused."""
         return not self._present and len(self._refused) >= self.possible()
 
-    def _wait(self, enough: Callable[[], bool]) -> None:
-        until = self.clock.tick() + self.terms.assemble
+    def _wait(self, enough: Callable[[], bool], absent: Callable[[], str]) -> None:
+        """Waits until there are enough or the time is over; stops the run where nobody has come."""
+        began = self.clock.tick()
+        until, silent = began + self.terms.assemble, True
         self.look_around()
         while not enough() and not self._is_hopeless() and self.clock.tick() < until:
+            if silent and self.clock.tick() - began > SILENCE:
+                self.say(f"{absent()}; the run waits for up to {self.terms.assemble:g} seconds.")
+                silent = False
             for name, answer in self.post.receive(list(self.asked)):
                 self.hears(name, answer)
             self.look_around()
             self.clock.sleep(self.terms.poll)
+        if self._present:
+            return
+        if self._is_hopeless():
+            raise RunStopped(f"No site joins the run: {next(iter(self._refused.values()), 'all of them have ended.')}")
+        why = next(iter(self._refused.values()), "start sites that hold its clients, or wait for them longer.")
+        raise RunStopped(f"No site has joined the run within {self.terms.assemble:g} seconds: {why}")

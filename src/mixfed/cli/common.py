@@ -18,6 +18,7 @@ from mixfed.backends.distributed.launch import ranks_here, started_by_torchrun
 from mixfed.cli.console import notes, sentence, stderr
 from mixfed.core import faults
 from mixfed.errors import InputError, RunStopped
+from mixfed.experiments import own
 from mixfed.experiments.report.bars import bars
 from mixfed.experiments.schema import shortened
 
@@ -38,14 +39,23 @@ def reported() -> Iterator[None]:
         _give_up(f"Cannot use {error.filename or 'a file'}: {error.strerror or error}", 2)
     except KeyboardInterrupt:
         _give_up("Interrupted", 130)
-    except RecursionError:
-        _give_up("The input is nested too deeply to be read; a recipe has sections within sections, but few of them", 2)
-    except OverflowError as error:
-        _give_up(f"A number is too large to compute with ({error}); look for a setting with many digits", 2)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_for_want_of_memory(error):
+    except Exception as error:
+        told = own.failure(error) or _of_this_machine(error)
+        if told is None:
             raise
-        _give_up(f"There is not enough memory ({_first_line(error)}); make the model, the batches or the steps less", 2)
+        _give_up(told, 2)
+
+
+def _of_this_machine(error: Exception) -> str | None:
+    """What a number or a size in the input asked too much of."""
+    match error:
+        case RecursionError():
+            return "The input is nested too deeply to be read; a recipe has sections within sections, but few of them"
+        case OverflowError():
+            return f"A number is too large to compute with ({error}); look for a setting with many digits"
+        case MemoryError() | RuntimeError() if _is_for_want_of_memory(error):
+            return f"There is not enough memory ({_first_line(error)}); make the model, the batches or the steps less"
+    return None
 
 
 def _give_up(text: object, code: int) -> None:

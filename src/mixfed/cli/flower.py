@@ -32,7 +32,8 @@ def init(request: Request, folder: Path) -> None:
     """Writes the app of a recipe."""
     recipe = request.on(request.base(), backend="flower")
     write_app(folder, recipe)
-    stdout.print(f"The app is in {folder}; start it with: flwr run {folder}", soft_wrap=True)
+    told = f"The app is in {folder}; with a SuperLink and sites (docs/deploy.md), start it with: flwr run {folder}"
+    stdout.print(f"{told} SUPERLINK", soft_wrap=True)
 
 
 def site(options: list[str]) -> None:

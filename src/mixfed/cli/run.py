@@ -73,6 +73,8 @@ def _lead(
 def show(recipe: Recipe, folder: RunFolder, found: dict[str, Any], as_json: bool) -> None:
     """The table of a run, and where it is."""
     stdout.print(run_table(recipe, found))
+    if found.get("ended"):
+        stdout.print(f"Ended early: {found['ended']}", soft_wrap=True)
     stdout.print(f"Run folder: {folder.path}\nPlot: {folder.plot}\nReport: {folder.report}", soft_wrap=True)
     if as_json:
         print(json.dumps(found))
@@ -150,6 +152,6 @@ def train(
 def _trackers(track: str | None, recipe: Recipe, folder: RunFolder, resume: bool) -> list[Tracker]:
     if track is None:
         return []
-    from mixfed.experiments.trackers import TRACKERS
+    from mixfed.experiments.trackers import tracker
 
-    return [TRACKERS[track](folder.path, recipe, resume)]
+    return [tracker(track, folder.path, recipe, resume)]

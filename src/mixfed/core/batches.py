@@ -18,30 +18,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed import rng
-from mixfed.core.ranges import check_batching
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError, require_memory
+from mixfed.ranges import Count, CountOrNone, PartOfOne, within_ranges
 
 if TYPE_CHECKING:
     from mixfed.core.train import Kernel
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Batching:
     """B examples a step (0: all of them), for K ``steps`` or E ``epochs``; exactly one of the two is given."""
 
-    batch_size: int
-    steps: int | None = None
-    epochs: int | None = None
+    batch_size: CountOrNone
+    steps: Count | None = None
+    epochs: Count | None = None
     shuffle: bool = True
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise InputError("Give either the number of local steps or the number of local epochs, not both or none.")
-        check_batching(self.batch_size, self.steps, self.epochs)
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Sample:
     """Examples of a central source that each client receives and mixes into its own for one round.
@@ -50,16 +51,12 @@ class Sample:
     """
 
     source: str
-    ratio: float | None = None
-    count: int | None = None
+    ratio: PartOfOne | None = None
+    count: CountOrNone | None = None
 
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.count is None):
             raise InputError("Example transfer takes either a mixing ratio or a number of examples.")
-        if self.ratio is not None and not 0 <= self.ratio < 1:
-            raise InputError(f"The share of central examples must be at least 0 and below 1, not {self.ratio}.")
-        if self.count is not None and self.count < 0:
-            raise InputError(f"A client cannot receive {self.count} examples.")
 
     def sizes(self, own: NDArray[np.int64], available: int) -> NDArray[np.int64]:
         """How many central examples each client receives, given how many it has."""

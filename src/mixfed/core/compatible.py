@@ -21,7 +21,7 @@ from mixfed.core.model import Model
 from mixfed.core.soundness import client_of
 from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
-from mixfed.errors import InputError
+from mixfed.errors import InputError, in_own_code
 
 Rows = NDArray[np.int64]
 SAMPLE = 16
@@ -83,7 +83,7 @@ def _refused(error: Exception, model: Model, one: Batch, whose: str) -> str:
             f" convert it with .astype('{wanted}'), or in a prepare function."
         )
     shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in one.items())
-    return f"The model does not take {whose} (of shapes {shapes}): {told}."
+    return f"The model does not take {whose} (of shapes {shapes}): {told}{in_own_code(error)}."
 
 
 def _listed(some: Batch) -> str:
@@ -113,10 +113,11 @@ def _classes(outputs: Tensor, labels: Labels) -> None:
             f"Cross-entropy needs outputs [batch, classes] or [batch, length, classes], not those of shape [{told}]."
         )
     if labels.values.shape[1:] != outputs.shape[1:-1]:
+        shape = list(labels.values.shape[1:])
+        way_out = "take y[:, 0]" if shape == [1] else "of one-hot labels take the argmax"
         raise InputError(
             f"Cross-entropy needs a class number for each {'position' if outputs.ndim == 3 else 'example'}, and the"
-            f" labels 'y' of {labels.whose} have the shape {list(labels.values.shape[1:])} each; of one-hot labels take"
-            " the argmax."
+            f" labels 'y' of {labels.whose} have the shape {shape} each; {way_out}."
         )
     _whole(labels)
     _between(labels, outputs.shape[-1] - 1, "the model has outputs for")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mixfed import rng
 from mixfed.errors import InputError
+from mixfed.ranges import NotNegative, PartOfOne, Positive, within_ranges
 
 Delays = NDArray[np.float64]
 Delay = Callable[[int, int, str, NDArray[np.int64]], Delays]
@@ -41,37 +42,32 @@ class Scripted:
         return np.array([self.table.get((round, int(c)), self.otherwise) for c in clients], dtype=np.float64)
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class HalfNormal:
     """|N(0, sd)| rounds, as in the Feddle paper (sd 5 and 20)."""
 
-    sd: float
-
-    def __post_init__(self) -> None:
-        _not_negative("The standard deviation of delays", self.sd)
+    sd: NotNegative
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         return np.abs(_normal(seed, "delay", round, source, clients)) * self.sd
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class LogNormal:
     """exp(N(log median, sigma)) seconds, where a round of the clock lasts ``seconds_per_round``."""
 
-    median: float
-    sigma: float
-    seconds_per_round: float = 1.0
-
-    def __post_init__(self) -> None:
-        _not_negative("The spread of delays", self.sigma)
-        if not (0 < self.median < np.inf and 0 < self.seconds_per_round < np.inf):
-            raise InputError("The median delay and the length of a round must be above 0 seconds, and finite.")
+    median: Positive
+    sigma: NotNegative
+    seconds_per_round: Positive = 1.0
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         seconds = self.median * np.exp(self.sigma * _normal(seed, "delay", round, source, clients))
         return np.asarray(seconds / self.seconds_per_round)
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class SpeedClasses:
     """Another delay times the factor of the client's class; a client is of one class for the whole run.
@@ -80,14 +76,12 @@ class SpeedClasses:
     """
 
     base: Delay
-    factors: Sequence[float]
-    shares: Sequence[float] = ()
+    factors: Sequence[NotNegative]
+    shares: Sequence[NotNegative] = ()
 
     def __post_init__(self) -> None:
         if not self.factors or (self.shares and len(self.shares) != len(self.factors)):
             raise InputError("Speed classes need a factor each, and as many shares as factors.")
-        for number in (*self.factors, *self.shares):
-            _not_negative("A factor or share of a speed class", number)
         if self.shares and not sum(self.shares) > 0:
             raise InputError("The shares of the speed classes are all 0; give one of them more.")
 
@@ -99,16 +93,13 @@ class SpeedClasses:
         return self.base(seed, round, source, clients) * factors
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Dropouts:
     """Another delay, but a job is lost with this probability: its client never reports."""
 
     base: Delay
-    probability: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise InputError(f"Jobs are lost with a probability from 0 to below 1, not {self.probability}.")
+    probability: PartOfOne
 
     def __call__(self, seed: int, round: int, source: str, clients: NDArray[np.int64]) -> Delays:
         lost = _uniform(seed, "dropout", round, source, clients) < self.probability
@@ -186,8 +177,3 @@ def _normal(seed: int, purpose: str, round: int, source: str, clients: NDArray[n
     """Box and Muller's transform of two uniform numbers."""
     radius = np.sqrt(-2 * np.log1p(-_uniform(seed, f"{purpose}/radius", round, source, clients)))
     return np.asarray(radius * np.cos(2 * np.pi * _uniform(seed, f"{purpose}/angle", round, source, clients)))
-
-
-def _not_negative(what: str, number: float) -> None:
-    if not (number >= 0 and np.isfinite(number)):
-        raise InputError(f"{what} must be a number of at least 0, not {number}.")

@@ -273,6 +273,8 @@ def _one_round(run: Run, policy: Policy, backend: Backend, progress: Progress) -
         steps = [[]]
     for replies in steps:
         progress.state = algorithm.step(progress.state, replies, server)
+        if progress.state is None:
+            raise InputError(f"The step of {algorithm.name} returns nothing; it must return the next state.")
         progress.version += 1
         server.step += 1
     run.ledger.bytes_kept = max(run.ledger.bytes_kept, tree.nbytes(progress.state))

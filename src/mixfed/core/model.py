@@ -243,6 +243,11 @@ def _check_given(module: nn.Module, criterion: Criterion) -> None:
     if not isinstance(module, nn.Module):
         kind = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
         raise InputError(f"A model takes a network, which is an object of torch.nn.Module, and not {kind}.")
+    check_criterion(criterion)
+
+
+def check_criterion(criterion: Criterion) -> None:
+    """Refuses what is no function of outputs and a batch, such as a loss of torch."""
     of_torch = getattr(criterion, "__module__", "").startswith("torch.nn")
     if of_torch or not callable(criterion):
         name = getattr(criterion, "__name__", type(criterion).__name__)

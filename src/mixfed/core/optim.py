@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from mixfed.core import tree
-from mixfed.core.ranges import check_optimizer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
+from mixfed.ranges import NotNegative, PartOfOne, Positive, Rule, SomeShare, within_ranges
 
 Memory = dict[str, Any]
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Optimizer:
     """x ← x − ηₜ·direction(gradient, memory), ηₜ = η·decayᵗ/(1 + inverse_decay·t) in round t.
@@ -34,15 +35,12 @@ class Optimizer:
     """
 
     rule: str
-    learning_rate: float
+    learning_rate: NotNegative
     init: Callable[[Params], Memory]
     direction: Callable[[Params, Memory, Params], tuple[Params, Memory]]
-    decay: float = 1.0
-    inverse_decay: float = 0.0
+    decay: SomeShare = 1.0
+    inverse_decay: NotNegative = 0.0
     write: Callable[[Params, Params, Memory, float], None] | None = None
-
-    def __post_init__(self) -> None:
-        check_optimizer(self.learning_rate, decay=self.decay, inverse_decay=self.inverse_decay)
 
     def rate(self, round: int) -> float:
         """ηₜ."""
@@ -83,17 +81,17 @@ class Optimizer:
         return self.rule == "sgd"
 
 
+@within_ranges(Rule("Nesterov's rule needs momentum above 0.", lambda nesterov, momentum: not nesterov or momentum > 0))
 def sgd(
-    learning_rate: float,
+    learning_rate: NotNegative,
     *,
-    momentum: float = 0.0,
+    momentum: PartOfOne = 0.0,
     nesterov: bool = False,
-    weight_decay: float = 0.0,
-    decay: float = 1.0,
-    inverse_decay: float = 0.0,
+    weight_decay: NotNegative = 0.0,
+    decay: SomeShare = 1.0,
+    inverse_decay: NotNegative = 0.0,
 ) -> Optimizer:
     """Gradient descent: m ← βm + g, direction m (Nesterov: g + βm; β = 0: g), with g ← g + λx before."""
-    check_optimizer(learning_rate, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
 
     def init(params: Params) -> Memory:
         return {"momentum": tree.zeros(params)} if momentum else {}
@@ -112,15 +110,16 @@ def sgd(
     return Optimizer(rule, learning_rate, init, direction, decay, inverse_decay)
 
 
+@within_ranges()
 def adam(
-    learning_rate: float,
+    learning_rate: NotNegative,
     *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
+    betas: tuple[PartOfOne, PartOfOne] = (0.9, 0.999),
+    epsilon: Positive = 1e-8,
+    weight_decay: NotNegative = 0.0,
     bias_correction: bool = True,
-    initial: float = 0.0,
-    decay: float = 1.0,
+    initial: NotNegative = 0.0,
+    decay: SomeShare = 1.0,
 ) -> Optimizer:
     """Adam: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², direction m̂/(√v̂ + ε).
 
@@ -154,15 +153,16 @@ def adam(
     return replace(made, write=write) if bias_correction else made
 
 
+@within_ranges()
 def yogi(
-    learning_rate: float,
+    learning_rate: NotNegative,
     *,
-    betas: tuple[float, float] = (0.9, 0.99),
-    epsilon: float = 1e-3,
-    weight_decay: float = 0.0,
+    betas: tuple[PartOfOne, PartOfOne] = (0.9, 0.99),
+    epsilon: Positive = 1e-3,
+    weight_decay: NotNegative = 0.0,
     bias_correction: bool = False,
-    initial: float = 0.0,
-    decay: float = 1.0,
+    initial: NotNegative = 0.0,
+    decay: SomeShare = 1.0,
 ) -> Optimizer:
     """Yogi: as Adam with v ← v − (1−β₂)·g²·sign(v − g²), which lets v fall only slowly."""
 
@@ -173,16 +173,16 @@ def yogi(
     return _adaptive("yogi", learning_rate, betas, epsilon, weight_decay, bias_correction, initial, decay, second)
 
 
+@within_ranges()
 def adagrad(
-    learning_rate: float,
+    learning_rate: NotNegative,
     *,
-    epsilon: float = 1e-3,
-    initial: float = 0.0,
-    weight_decay: float = 0.0,
-    decay: float = 1.0,
+    epsilon: Positive = 1e-3,
+    initial: NotNegative = 0.0,
+    weight_decay: NotNegative = 0.0,
+    decay: SomeShare = 1.0,
 ) -> Optimizer:
     """AdaGrad: v ← v + g², direction g/(√v + ε)."""
-    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial)
 
     def init(params: Params) -> Memory:
         return {"second": {n: torch.full_like(p, initial) for n, p in params.items()}}
@@ -222,7 +222,6 @@ def _adaptive(
     decay: float,
     second_moment: Callable[[Tensor, Tensor], Tensor],
 ) -> Optimizer:
-    check_optimizer(learning_rate, epsilon=epsilon, weight_decay=weight_decay, initial=initial, betas=betas)
 
     def init(params: Params) -> Memory:
         some = next(iter(params.values()))

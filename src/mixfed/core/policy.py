@@ -239,6 +239,9 @@ class Policy:
             raise RunStopped(self._hopeless(book, number))
 
     def _hopeless(self, book: JobBook, number: int) -> str:
+        last = f"The last {book.bad} updates of the clients '{book.source}'"
+        if any(fault.kind == "unusable" and fault.source == book.source for fault in self.faults.all()):
+            return f"{last} could not be used, so the run stopped in round {number + 1}; it was told why for each."
         bound = self.algorithm.bound
         what = "a number that is not finite" + (f" or a norm beyond the bound of {bound:g}" if bound else "")
         absurd = worst(self.faults.all())
@@ -248,10 +251,7 @@ class Policy:
                 f"client {absurd.client} of '{absurd.source}' had sent an update {absurd.ratio:.0e} times as long as"
                 f" the median of round {absurd.round}, so bound the norm of updates, at {suggested_bound(absurd):g} say"
             )
-        return (
-            f"The last {book.bad} updates of the clients '{book.source}' all had {what}, so the run stopped in round"
-            f" {number + 1}; {way_out}."
-        )
+        return f"{last} all had {what}, so the run stopped in round {number + 1}; {way_out}."
 
     def _nobody_reports(self, number: int) -> str:
         names = ", ".join(f"'{source}'" for source in self.books)

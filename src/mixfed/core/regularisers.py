@@ -7,15 +7,13 @@ together what belongs together (the hinge loss), and a regulariser over the whol
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from mixfed.core.model import Loss
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
-from mixfed.errors import InputError
 from mixfed.models.recommender import unit
+from mixfed.ranges import NotNegative, within_ranges
 
 
 def spreadout(table: Tensor) -> Tensor:
@@ -40,10 +38,9 @@ def _root(x: Tensor) -> Tensor:
     return x.clamp(min=1e-12).sqrt()
 
 
-def spreadout_of(table: str, scale: float, *, by_pairs: bool = False) -> Loss:
+@within_ranges()
+def spreadout_of(table: str, scale: NotNegative, *, by_pairs: bool = False) -> Loss:
     """scale·spreadout of one parameter, as a loss that needs no data."""
-    if not 0 <= scale < math.inf:
-        raise InputError(f"The spreadout regulariser cannot have the scale {scale}; give one that is not negative.")
     measure = spreadout_by_pairs if by_pairs else spreadout
 
     def loss(params: Params, batch: Batch) -> Tensor:

@@ -12,11 +12,11 @@ from mixfed.core import tree
 from mixfed.core.batches import Batches, Batching
 from mixfed.core.model import IDLE, Loss, Model
 from mixfed.core.optim import Optimizer, given
-from mixfed.core.ranges import check_clip
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError
 from mixfed.models import vmap
+from mixfed.ranges import Positive, check_range
 
 REPEATED = 1 << 16
 """Numbers of a weight up to which it is repeated for all clients of a chunk that have it in common. With a larger one,
@@ -96,7 +96,7 @@ class LocalTrainer:
             raise InputError(
                 f"A trainer takes a mixfed.Batching, such as mixfed.Batching(10, epochs=1), not {self.batching!r}."
             )
-        check_clip(self.clip)
+        check_range(self.clip, Positive | None, "'clip' of a trainer")
 
     @property
     def own_loss(self) -> Loss:

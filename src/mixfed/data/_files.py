@@ -113,7 +113,10 @@ def _size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     if not dtype.itemsize:
         raise ValueError(f"'{info.filename}' has elements without bytes")
     told = math.prod(shape) * dtype.itemsize
-    if told != stored and not dtype.hasobject:
+    if dtype.hasobject:
+        name = f"'{info.filename.removesuffix('.npy')}' in '{archive.filename}'"
+        raise InputError(f"{name} holds Python objects; save numbers, or text as .astype(str)")
+    if told != stored:
         raise ValueError(f"the header of '{info.filename}' tells of {told:,} bytes, and the file has {stored:,}")
     return stored
 
@@ -122,4 +125,6 @@ def require_fields(file: str | Path, wanted: Sequence[str], present: Sequence[st
     """Refuse a field that the file lacks, and say what it has."""
     missing = [name for name in wanted if name not in present]
     if missing:
-        raise InputError(f"'{file}' has no field '{missing[0]}'; it has {', '.join(present)}")
+        numbers = any(name.replace(".", "", 1).isdigit() for name in present)
+        hint = " (is its first line an example, and not the names?)" if numbers else ""
+        raise InputError(f"'{file}' has no field '{missing[0]}'; it has {', '.join(present)}{hint}")

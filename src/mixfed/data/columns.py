@@ -6,6 +6,7 @@ The libraries behind all but .npz are extras, imported only when used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -88,28 +89,50 @@ def read_columns(file: Path, names: Sequence[str] | None = None, drop_gaps: bool
 
 
 def whole_columns(file: Path) -> dict[str, tuple[NDArray[Any], int]]:
-    """Every column without its missing values, and how many these are."""
-    if is_dataset(file) or kind_of(file) == ".npz":
-        return {name: (column, 0) for name, column in read_columns(file).items()}
+    """Every column without its missing values, and how many these are; what is no array of one shape is left out."""
     column_names(file)
     with reading(file):
-        table = TABLES[kind_of(file)](file, None)
-        return {
-            name: (_dense(table[name].drop_null().combine_chunks(), name), table[name].null_count)
-            for name in table.column_names
-        }
+        if kind_of(file) == ".npz":
+            return {name: _known(array) for name, array in load_npz(file).items() if array.ndim}
+        if not is_dataset(file):
+            return _known_of_table(TABLES[kind_of(file)](file, None))
+        dataset = _dataset(file, None)
+        pictures = _picture_columns(dataset)
+        decoded = {name: (_pictures(dataset.select_columns(name), name, None), 0) for name in pictures}
+        return _known_of_table(dataset.remove_columns(pictures).with_format("arrow")[:]) | decoded
+
+
+def _known_of_table(table: Any) -> dict[str, tuple[NDArray[Any], int]]:
+    found = {}
+    for name in table.column_names:
+        with suppress(InputError):  # lists of different lengths, say: nothing that can be learnt from
+            values, gaps = _known(_dense(table[name].drop_null().combine_chunks(), name))
+            found[name] = values, gaps + table[name].null_count
+    return found
+
+
+def _known(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """The rows without NaN, and how many have some."""
+    whole = _is_whole(array)
+    return array[whole], int((~whole).sum())
+
+
+def _is_whole(array: NDArray[Any]) -> NDArray[np.bool_]:
+    whole = np.ones(len(array), np.bool_)
+    if array.dtype.kind == "f":
+        whole &= ~np.isnan(array).any(axis=tuple(range(1, array.ndim)))
+    return whole
 
 
 def _without_gaps(arrays: Columns) -> Columns:
-    whole = np.ones(len(next(iter(arrays.values()))), np.bool_)
-    for array in arrays.values():
-        if array.dtype.kind == "f":
-            whole &= ~np.isnan(array.reshape(len(array), -1)).any(axis=1)
+    whole = np.logical_and.reduce([_is_whole(array) for array in arrays.values()])
     return {name: array[whole] for name, array in arrays.items()}
 
 
 def column_names(file: Path) -> list[str]:
     """The names of a file's columns, of which no more than that is read."""
+    if file.is_file() and not file.stat().st_size:
+        raise InputError(f"'{file}' is empty; look how it was written")
     found = _column_names(file)
     twice = [name for name in found if found.count(name) > 1]
     if twice:
@@ -127,15 +150,27 @@ def _column_names(file: Path) -> list[str]:
                 with ZipFile(file) as archive:
                     return [name.removesuffix(".npy") for name in archive.namelist()]
             case ".csv" | ".tsv":
-                return list(
-                    extra("pyarrow.csv", "files").open_csv(str(file), parse_options=_parsing(file)).schema.names
-                )
+                package = extra("pyarrow.csv", "files")
+                return _separated(file, package.open_csv(str(file), parse_options=_parsing(file)).schema.names)
             case ".parquet":
                 return list(extra("pyarrow.parquet", "parquet").read_schema(file).names)
             case ".arrow" | ".feather":
                 with extra("pyarrow", "files").memory_map(str(file)) as source:
                     return list(_opened(source).schema.names)
+    if file.suffix == ".npy":
+        raise InputError(f"'{file}' holds a single array; save named arrays with numpy.savez")
     raise InputError(f"'{file}' is of no known kind; there are {', '.join(KINDS)} and Hugging Face folders")
+
+
+def _separated(file: Path, names: Sequence[str]) -> list[str]:
+    """The names of a CSV file's columns, unless something else than commas (in .tsv: tabs) is between them."""
+    if len(names) == 1:
+        other = next((mark for mark in (";", "\t", "|", ",") if mark in names[0]), None)
+        if other:
+            comma = "tabs" if kind_of(file) == ".tsv" else "commas"
+            told = f"'{file}' has {'a tab' if other == chr(9) else repr(other)} between its columns"
+            raise InputError(f"{told}, where {comma} are expected; save it with {comma}")
+    return list(names)
 
 
 def _parsing(file: Path) -> Any:
@@ -165,30 +200,38 @@ def from_disk(
     folder: str | Path, split: str | None, size: Size, names: Sequence[str] | None, drop_gaps: bool = False
 ) -> Columns:
     """Columns of a Hugging Face dataset that ``save_to_disk`` wrote."""
-    datasets = extra("datasets", "huggingface")
+    extra("datasets", "huggingface")
     with reading(folder):
-        dataset = datasets.load_from_disk(str(folder))
-        if isinstance(dataset, datasets.DatasetDict):
-            if split not in dataset:
-                raise InputError(
-                    f"'{folder}' has the splits {', '.join(dataset)}; choose one with split=, or name its folder"
-                )
-            dataset = dataset[split]
-        elif split is not None:
+        return huggingface(folder, size, _dataset(folder, split), names, drop_gaps)
+
+
+def _dataset(folder: str | Path, split: str | None) -> Any:
+    datasets = extra("datasets", "huggingface")
+    dataset = datasets.load_from_disk(str(folder))
+    if not isinstance(dataset, datasets.DatasetDict):
+        if split is not None:
             raise InputError(f"'{folder}' has no splits; leave split out")
-        return huggingface(folder, size, dataset, names, drop_gaps)
+        return dataset
+    if split not in dataset:
+        told = f"'{folder}' has the splits {', '.join(dataset)}; choose one with split="
+        raise InputError(f"{told}, or name its folder, such as '{Path(folder) / next(iter(dataset))}'")
+    return dataset[split]
 
 
 def huggingface(
     place: str | Path, size: Size, dataset: Any, names: Sequence[str] | None, drop_gaps: bool = False
 ) -> Columns:
     """Columns of a Hugging Face dataset: images through their decoder, the rest straight from Arrow."""
-    image = extra("datasets", "huggingface").Image
     require_fields(place, names or (), dataset.column_names)
     chosen = dataset.select_columns(list(names or dataset.column_names))
-    pictures = [name for name, feature in chosen.features.items() if isinstance(feature, image)]
+    pictures = _picture_columns(chosen)
     columns = _of_table(chosen.remove_columns(pictures).with_format("arrow")[:], drop_gaps and not pictures)
     return columns | {name: _pictures(chosen.select_columns(name), name, size) for name in pictures}
+
+
+def _picture_columns(dataset: Any) -> list[str]:
+    image = extra("datasets", "huggingface").Image
+    return [name for name, feature in dataset.features.items() if isinstance(feature, image)]
 
 
 def _pictures(dataset: Any, name: str, size: Size) -> NDArray[np.uint8]:

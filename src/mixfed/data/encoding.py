@@ -7,6 +7,7 @@ known then is none of the known ones; a class that was not known is refused.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -100,6 +101,7 @@ class Encoding:
         return np.concatenate(parts, axis=1)
 
     def _labels(self, column: NDArray[Any], name: str, whose: str) -> NDArray[Any]:
+        column = column.reshape(len(column)) if column.shape[1:] == (1,) else column
         if "y" in self.values:
             return _positions(column, self.values["y"], name, whose)
         _require_numbers(name, column)
@@ -118,14 +120,17 @@ def learn(
     for name, chosen in fields.items():
         for column in chosen:
             together = [table[column] for table in tables]
+            if name == "y":
+                _refuse_one_hot(together[0], column)
             if name == "y" and (labels == "classes" or (labels == "auto" and _is_text(together[0], or_bool=True))):
                 values["y"] = _known(together)
             elif name == "y" and _is_text(together[0]):
                 raise InputError(f"the labels '{column}' are words, and no {labels}; take labels = 'classes'")
             elif _is_text(together[0]) and not (name == "x" and text):
+                _refuse_decimal_commas(together[0], column)
                 values[column] = _known(together)
                 if len(values[column]) > MOST_CATEGORIES:
-                    told = f"column '{column}' has {len(values[column]):,} different texts, too many for categories"
+                    told = f"the column '{column}' has {len(values[column]):,} different texts, too many for categories"
                     raise InputError(f"{told}; leave it out of the features, or read it as text")
     characters = ""
     if text:
@@ -178,6 +183,22 @@ def _is_text(column: NDArray[Any], or_bool: bool = False) -> bool:
     return column.dtype.kind in "OUST" or (or_bool and column.dtype.kind == "b")
 
 
+def _refuse_one_hot(column: NDArray[Any], name: str) -> None:
+    wide = column.ndim == 2 and column.shape[1] > 1 and column.dtype.kind in "biuf"
+    if wide and np.isin(column, (0, 1)).all() and (column.sum(axis=1) == 1).all():
+        told = f"the labels '{name}' are one-hot, {column.shape[1]} numbers of which one is 1"
+        raise InputError(f"{told}; save the class of each example, which is their argmax")
+
+
+def _refuse_decimal_commas(column: NDArray[Any], name: str) -> None:
+    """Numbers of a file in the writing of many countries are read as words, of which each would be a category."""
+    comma = next((str(value) for value in column.tolist() if "," in str(value)), None)
+    if comma and all(re.fullmatch(r"[-+]?\d+(,\d+)*", str(value)) for value in column.tolist()):
+        raise InputError(
+            f"the column '{name}' has numbers with a comma, such as {comma}; write them with a point, or none"
+        )
+
+
 def _known(columns: Sequence[NDArray[Any]]) -> list[Any]:
     found = set().union(*(np.unique(_plain(column)).tolist() for column in columns))
     return sorted(found)
@@ -220,4 +241,6 @@ def _as_array(name: str, column: NDArray[Any]) -> NDArray[Any]:
 
 def _require_numbers(name: str, column: NDArray[Any]) -> None:
     if column.dtype.kind not in "biuf":
-        raise InputError(f"column '{name}' has type {column.dtype}, which is neither numbers nor text; leave it out")
+        raise InputError(
+            f"the column '{name}' has type {column.dtype}, which is neither numbers nor text; leave it out"
+        )

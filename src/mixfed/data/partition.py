@@ -7,19 +7,19 @@ Use the result with :meth:`mixfed.data.FederatedData.from_groups`.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mixfed.data._arrays import Rows, as_keys, groups_of, offsets_of, whole_numbers
 from mixfed.errors import InputError
+from mixfed.ranges import Count, Positive, Rule, within_ranges
 from mixfed.rng import generator
 
 Table = NDArray[np.int64]
 
 
-def iid(n: int, clients: int, seed: int) -> list[Rows]:
+@within_ranges()
+def iid(n: int, clients: Count, seed: int) -> list[Rows]:
     """Deal ``n`` examples at random, evenly: sizes differ by one at most."""
     _require_enough(n, clients, 1)
     owners = np.arange(n) * clients // n
@@ -32,14 +32,20 @@ def by_key(keys: ArrayLike) -> list[Rows]:
     return _groups(owners, len(sizes))
 
 
+@within_ranges(
+    Rule(
+        "quantity_skew needs one of alpha (Dirichlet) and sigma (log-normal); give exactly one",
+        lambda alpha, sigma: (alpha is None) != (sigma is None),
+    )
+)
 def quantity_skew(
     n: int,
-    clients: int,
+    clients: Count,
     *,
     seed: int,
-    alpha: float | None = None,
-    sigma: float | None = None,
-    min_size: int = 1,
+    alpha: Positive | None = None,
+    sigma: Positive | None = None,
+    min_size: Count = 1,
 ) -> list[Rows]:
     """Deal at random, unevenly: shares drawn from a Dirichlet(``alpha``) or log-normal(``sigma``) distribution.
 
@@ -47,18 +53,18 @@ def quantity_skew(
     """
     _require_enough(n, clients, min_size)
     random = generator(seed, "partition/quantity_skew")
-    if alpha is not None and sigma is None:
-        logs = _log_gamma(_positive(alpha, "alpha"), (clients,), random)
-    elif sigma is not None and alpha is None:
-        logs = random.normal(size=clients) * _positive(sigma, "sigma")
+    if sigma is not None:
+        logs = random.normal(size=clients) * sigma
     else:
-        raise InputError("quantity_skew needs one of alpha (Dirichlet) and sigma (log-normal); give exactly one")
+        assert alpha is not None  # by the rule above
+        logs = _log_gamma(alpha, (clients,), random)
     weights = np.exp(logs - logs.max())
     sizes = min_size + _round_shares((n - clients * min_size) * weights / weights.sum(), random)
     return _groups(random.permutation(np.repeat(np.arange(clients), sizes)), clients)
 
 
-def shards(labels: ArrayLike, clients: int, classes_per_client: int, seed: int) -> list[Rows]:
+@within_ranges()
+def shards(labels: ArrayLike, clients: Count, classes_per_client: Count, seed: int) -> list[Rows]:
     """Give every client exactly ``classes_per_client`` classes, and share each class evenly among its holders.
 
     Every class has about the same number of holders, the most numerous ones one more where it does not come out.
@@ -90,12 +96,13 @@ def shards(labels: ArrayLike, clients: int, classes_per_client: int, seed: int) 
     return _deal(classes, table, random)
 
 
+@within_ranges()
 def dirichlet(
     labels: ArrayLike,
-    clients: int,
-    alpha: float,
+    clients: Count,
+    alpha: Positive,
     seed: int,
-    min_size: int = 1,
+    min_size: Count = 1,
     sizes: ArrayLike | None = None,
 ) -> list[Rows]:
     """Skewed labels: independent Gamma(``alpha``) weights for every client and class, scaled to use all examples.
@@ -109,7 +116,7 @@ def dirichlet(
     classes, counts = _classes(labels)
     _require_enough(len(classes), clients, min_size)
     random = generator(seed, "partition/dirichlet")
-    logs = _log_gamma(_positive(alpha, "alpha"), (clients, len(counts)), random)
+    logs = _log_gamma(alpha, (clients, len(counts)), random)
     if sizes is None:
         weights = np.exp(logs - logs.max(axis=0))
         table = _round_shares(counts * weights / weights.sum(axis=0), random)
@@ -232,14 +239,6 @@ def _flat(values: ArrayLike, what: str) -> NDArray[np.int64]:
     return array
 
 
-def _positive(value: float, what: str) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{what} is {value}; give a positive number")
-    return value
-
-
 def _require_enough(n: int, clients: int, least: int) -> None:
-    if clients < 1 or least < 1:
-        raise InputError(f"there must be at least 1 client and 1 example each, not {clients} and {least}")
     if n < clients * least:
         raise InputError(f"{n} examples are too few for {clients} clients with at least {least} each; ask for fewer")

@@ -16,16 +16,16 @@ from mixfed.data.scaling import Scaling
 from mixfed.data.sources import Examples, Source
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
+from mixfed.ranges import Count, within_ranges
 from mixfed.rng import generator
 
 GIVEN_BY_DATA = ("n", "labels", "keys", "seed", "sizes")
 """Parameters of partitioners that come from the data or the run, not from a recipe."""
 
 
-def natural(keys: NDArray[Any], seed: int, group: int = 1) -> list[Rows]:
+@within_ranges()
+def natural(keys: NDArray[Any], seed: int, group: Count = 1) -> list[Rows]:
     """One client per person (user, writer, …), or per ``group`` of them put together at random."""
-    if group < 1:
-        raise InputError(f"A client is a group of at least 1 person, not of {group}.")
     people, owners = np.unique(keys, return_inverse=True)
     if group == 1:
         return partition.by_key(owners)

@@ -16,7 +16,7 @@ from mixfed.data.batch import Batch
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.many import own_examples
-from mixfed.evaluate.metrics import EXAMPLE_METRICS
+from mixfed.evaluate.metrics import EXAMPLE_METRICS, Metric, name_of
 from mixfed.evaluate.personal import in_one_place, models
 
 
@@ -25,16 +25,19 @@ def by_client(
     params: Params,
     privates: PrivateStore,
     data: FederatedData,
-    metric: str,
+    metric: str | Metric,
     clients: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """The metric of each of these clients on its own examples, by its own model where it has one.
 
-    The metric is ``loss``, or one that is a mean over examples. Every client must have examples.
+    The metric is ``loss``, or one that is a mean over examples, by its name or as a function. Every client must have
+    examples.
     """
 
+    own = metric if not isinstance(metric, str) else EXAMPLE_METRICS.get(metric)
+    one = own or algorithm.model.criterion
+
     def values(outputs: Any, batch: Batch) -> NDArray[np.float64]:
-        one = algorithm.model.criterion if metric == "loss" else EXAMPLE_METRICS[metric]
         return np.asarray(one(outputs, batch).double().cpu().numpy())
 
     if algorithm.personal is None:
@@ -52,14 +55,14 @@ def by_client(
 
 
 def spread_test(
-    algorithm: Algorithm, data: FederatedData, metrics: Sequence[Any], percentiles: Mapping[str, int]
+    algorithm: Algorithm, data: FederatedData, metrics: Sequence[str | Metric], percentiles: Mapping[str, int]
 ) -> Callable[[Params, Any], dict[str, float]]:
     """Percentiles over clients of each metric on the clients' own examples, as ``metric_NAME`` for every name.
 
-    Metrics are ``loss`` and those that are means over examples.
+    Metrics are ``loss`` and those that are means over examples, which functions of the user's own are too.
     """
     for metric in metrics:
-        if metric != "loss" and metric not in EXAMPLE_METRICS:
+        if isinstance(metric, str) and metric != "loss" and metric not in EXAMPLE_METRICS:
             raise InputError(f"Percentiles over clients are of loss and of means over examples, not of '{metric}'.")
     clients = np.flatnonzero(data.sizes() > 0)
 
@@ -67,7 +70,7 @@ def spread_test(
         found: dict[str, float] = {}
         for metric in metrics:
             values = by_client(algorithm, params, in_one_place(privates), data, metric, clients)
-            found |= {f"{metric}_{name}": float(np.percentile(values, p)) for name, p in percentiles.items()}
+            found |= {f"{name_of(metric)}_{name}": float(np.percentile(values, p)) for name, p in percentiles.items()}
         return found
 
     return evaluate

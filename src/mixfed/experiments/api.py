@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfed.core.loop import Record, Result
-from mixfed.errors import InputError, from_extra
+from mixfed.errors import InputError, explained, from_extra
 from mixfed.evaluate.metrics import Metric, measure
 from mixfed.evaluate.probe.advice import Advice
 from mixfed.experiments import probing
@@ -94,7 +94,7 @@ def compare(
 
     ``task`` is a :class:`mixfed.Task`, or a recipe by its name or path. The folder has ``report.html`` in the end.
     """
-    recipes = _request(task).recipes(algorithms, seeds)
+    recipes = _request(task).recipes(_listed(algorithms), seeds)
     folder = folder_for(_path(out), f"{recipes[0].name}-compare")
     with _watching(progress) as watch:
         found = compare_recipes(recipes, folder, resume=resume, probe=probe, watch=watch)
@@ -151,10 +151,14 @@ def tune(
     ``grid`` has values for keys of the recipe (``{"client.learning_rate": [0.03, 0.1]}``), or for one algorithm only
     (``{"fedprox:algorithms.fedprox.mu": [0.01, 0.1]}``).
     """
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise InputError(f"A grid has a list of values for each key, and '{key}' has {values!r}.")
+    request, algorithms = _request(task), _listed(algorithms)
     given = [f"{key}={','.join(_as_toml(value) for value in values)}" for key, values in grid.items()]
     with _watching(progress) as watch:
         found, _ = tuning.tune(
-            _request(task), algorithms, given, list(seeds), out, trials=trials, on=on, metric=metric, watch=watch
+            request, algorithms, given, list(seeds), out, trials=trials, on=on, metric=metric, watch=watch
         )
     return found
 
@@ -182,7 +186,14 @@ def score(result: Result, data: Any, metrics: Sequence[str | Metric] = ("loss", 
     """The metrics of a trained model on data: central data, or a mapping of arrays."""
     if result.model is None:
         raise InputError("This result does not know its model, so it cannot be evaluated.")
-    return measure(result.model, result.params, of_arrays(data), metrics)
+    with explained("The examples cannot be scored", "; give them the fields of the training examples"):
+        return measure(result.model, result.params, of_arrays(data, "given"), metrics)
+
+
+def _listed(algorithms: Sequence[str]) -> Sequence[str]:
+    if isinstance(algorithms, str):
+        raise InputError(f"The algorithms are a list, such as ['{algorithms}'], and not a text.")
+    return algorithms
 
 
 def _request(task: Request | str) -> Request:

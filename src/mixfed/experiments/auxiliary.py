@@ -27,10 +27,6 @@ def beside_head(
 ) -> tuple[nn.Module, Criterion, Forward | None]:
     """The network with the recipe's auxiliary model, its loss, and how it is called."""
     how = recipe.auxiliary
-    if not how.weight >= 0:
-        raise InputError(f"The weight of an auxiliary model cannot be negative, as {how.weight} is.")
-    if not 0 <= how.dropout < 1:
-        raise InputError(f"The dropout of an auxiliary model is from 0 to below 1, not {how.dropout}.")
     whole = getattr(network, "takes_batch", False)  # a network of several inputs
     if how.kind == "none":
         return network, criterion, (lambda network, batch: network(batch)) if whole else None
@@ -79,8 +75,6 @@ def against_adversary(recipe: Recipe, trainer: LocalTrainer) -> LocalTrainer:
 def adversary_tests(recipe: Recipe, scenario: Scenario, algorithm: Algorithm, own: FederatedData) -> list[Evaluate]:
     """What trained adversaries and fresh ones read from representations, as far as the recipe asks for it."""
     sets, how = recipe.evaluate.sets, recipe.auxiliary
-    if how.kind != "adversary":
-        raise InputError("There is no adversary to evaluate; set auxiliary.kind to 'adversary'.")
     module = algorithm.model.module()
     found = [adversary_test(algorithm, module, own)] if "adversary" in sets else []
     if "postfit" in sets:

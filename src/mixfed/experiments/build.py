@@ -22,11 +22,9 @@ from mixfed.core.algorithm import CENTRE, VALIDATION, Algorithm
 from mixfed.core.backend import Backend
 from mixfed.core.batches import Batching
 from mixfed.core.checkpoint import Checkpoints
-from mixfed.core.delays import DELAYS, Dropouts, SpeedClasses
 from mixfed.core.loop import Callback, Evaluate, Result
 from mixfed.core.model import Loss, Model
 from mixfed.core.regularisers import spreadout_of
-from mixfed.core.schedule import Joining, Late, Schedule
 from mixfed.core.stopping import Stopping
 from mixfed.core.train import LocalTrainer, weighted
 from mixfed.data.scenario import Scenario
@@ -37,13 +35,14 @@ from mixfed.evaluate.personal import averaged_test, combined, local_test, new_te
 from mixfed.evaluate.spread import spread_test
 from mixfed.experiments import own
 from mixfed.experiments.auxiliary import adversary_tests, against_adversary
+from mixfed.experiments.beforehand import build_schedule, check_own_set, no_part, require_length
 from mixfed.experiments.limits import require_room_for_batches
 from mixfed.experiments.methods import find_algorithm
 from mixfed.experiments.networks import build_model
 from mixfed.experiments.own import short
 from mixfed.experiments.recipe import LOCAL_PERCENTILES, Recipe, SimulatorSection, StopSection, Training, optimizer_of
 from mixfed.experiments.scenario import build_scenario
-from mixfed.experiments.schema import is_own, parameters
+from mixfed.experiments.schema import is_own
 from mixfed.experiments.scores import small_is_good
 from mixfed.transforms.bound import bounded
 from mixfed.transforms.memory import keep_memory
@@ -182,23 +181,6 @@ def build_stopping(recipe: Recipe) -> Stopping:
     return Stopping(metric, how.patience, small_is_good(metric), how.minutes, how.bytes)
 
 
-def build_schedule(recipe: Recipe) -> Schedule:
-    """Who is asked, and when they report."""
-    section = recipe.schedule
-    for name, option in parameters(DELAYS[section.delay]).items():
-        if option.required and name not in section.options:
-            raise InputError(f"The delay '{section.delay}' needs schedule.{name}.")
-    delays = DELAYS[section.delay](**section.options)
-    if section.speeds:
-        delays = SpeedClasses(delays, section.speeds, section.shares)
-    if section.dropout:
-        delays = Dropouts(delays, section.dropout)
-    late: Late = "" if section.late == "auto" else section.late
-    how = recipe.data.joining
-    joining = Joining(how.round, how.fraction, how.settle) if how.round else None
-    return Schedule(recipe.cohort, delays, section.buffer, section.concurrency, late, section.patience, joining)
-
-
 def build_setup(recipe: Recipe, scenario: Scenario, model: Model) -> Setup:
     """What every algorithm of the recipe is made from."""
     client, centre = _trainer(recipe.client, model, "client"), None
@@ -248,8 +230,7 @@ def _regulariser(recipe: Recipe, model: Model) -> Loss | None:
 
 
 def _trainer(section: Training, model: Model, name: str) -> LocalTrainer:
-    if bool(section.steps) == bool(section.epochs):
-        raise InputError(f"Give either {name}.steps or {name}.epochs, and leave the other one 0.")
+    require_length(section, name)
     batching = Batching(section.batch_size, section.steps or None, section.epochs or None, section.shuffle)
     return LocalTrainer(model, optimizer_of(section), batching, section.clip or None)
 
@@ -300,8 +281,7 @@ def _part(on: str, scenario: Scenario, name: str) -> CentralData:
     """The evaluation set of that name, or the setting that it wants."""
     there = {"test": scenario.test, "validation": scenario.validation, "centre": scenario.of_centre}
     if there[on] is None:
-        setting = "data.central.validation" if on == "centre" else "data.validation"
-        raise InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
+        raise no_part(on)
     if name == "all":
         return scenario.part(on, name)
     like_clients = scenario.like_clients.get(on)
@@ -326,13 +306,5 @@ def _refuse_in_one_place(recipe: Recipe, algorithm: Algorithm) -> None:
 
 
 def _own(recipe: Recipe, scenario: Scenario, name: str) -> FederatedData:
-    if name != "local" and not recipe.data.joining.round:
-        raise InputError(f"No device joins, so there is no evaluation set '{name}'; set data.joining.round.")
-    if recipe.evaluate.on == "centre":
-        raise InputError(f"The centre's examples belong to no client, so there is no evaluation set '{name}' of them.")
-    if recipe.evaluate.on not in scenario.own:
-        raise InputError(
-            f"Clients have no {recipe.evaluate.on} examples of their own for the evaluation set '{name}';"
-            f" set data.own_{recipe.evaluate.on} to a share above 0."
-        )
+    check_own_set(recipe, name, there=recipe.evaluate.on in scenario.own)
     return scenario.own[recipe.evaluate.on]

@@ -46,6 +46,8 @@ from mixfed.experiments.inputs import require_same_inputs
 from mixfed.experiments.recipe import Recipe
 from mixfed.experiments.schema import Table
 
+OF_OBJECTS = "mixfed.experiments.objects:"
+"""How the names of Python objects begin, of which a user knows nothing."""
 _OF_A_FEDERATION = ("deadline", "ttl", "assemble", "poll")
 _FOLDERS = ("data.folder", "data.cache", "home")
 MAY_CHANGE = (*_FOLDERS, "simulator.timeout", *(f"federation.{name}" for name in _OF_A_FEDERATION))
@@ -161,8 +163,12 @@ class RunFolder:
             if key == "rounds" and new[key] > old[key]:
                 self._refuse_plans(wanted, old[key])
                 continue
+            of_objects = [str(side[key]) for side in (old, new) if str(side.get(key)).startswith(OF_OBJECTS)]
+            if of_objects:
+                kind = of_objects[0].removeprefix(OF_OBJECTS).partition("_")[0]
+                raise InputError(f"The run in {self.path} has another {kind}; give it that, or choose another folder.")
             told = f"The run in {self.path} has {key} = {old.get(key)!r}"
-            raise InputError(f"{told}, and --resume cannot make it {new.get(key)!r}; start a new run for that.")
+            raise InputError(f"{told}, and a resumed one cannot have {new.get(key)!r}; choose another folder.")
         wanted = replace(wanted, simulator=stored.simulator, inputs=stored.inputs)
         if wanted != stored:
             require_same_inputs(wanted, f"the run in {self.path} began")

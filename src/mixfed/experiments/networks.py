@@ -50,8 +50,6 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
     """What trains: the network, or the parts of it that the recipe names."""
-    if recipe.model.augment and recipe.model.cached:
-        raise InputError("model.augment changes images in every step, so that model.cached cannot run them once.")
     return augment(_chained(whole_network(recipe, sizes), recipe.model.trained), recipe.model.augment)
 
 
@@ -130,5 +128,7 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     found = {name: int(value) for name, value in known.items() if name in wanted and value is not None}
     for name in wanted:
         if wanted[name].required and name not in found and name not in section.options:
-            raise InputError(f"The network '{section.name}' needs model.{name}, which this source does not determine.")
+            told = f"The network '{section.name}' needs model.{name}, which this source does not determine"
+            way_out = "; if its labels are classes, data.labels = 'classes' numbers them from 0"
+            raise InputError(f"{told}{way_out if name == 'outputs' and source.encoding else ''}.")
     return found

@@ -17,6 +17,7 @@ from torch import nn
 
 from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
+from mixfed.errors import InputError
 
 _KNOWN: dict[str, Callable[..., Any]] = {}
 _WHOLE = 1 << 26
@@ -78,8 +79,11 @@ def _some(x: NDArray[Any]) -> NDArray[Any]:
     return x[np.linspace(0, len(x) - 1, rows).astype(np.int64)]
 
 
-def of_arrays(given: Any) -> Any:
-    """Data as it is, or central data made of a mapping of arrays."""
+def of_arrays(given: Any, whose: str) -> CentralData:
+    """Central data as it is, or made of a mapping of arrays."""
+    if not isinstance(given, Mapping | CentralData):
+        told = f"The {whose} examples are a dictionary of arrays, such as {{'x': …, 'y': …}}, or CentralData"
+        raise InputError(f"{told}, not a {type(given).__name__}.")
     return CentralData.from_arrays(given) if isinstance(given, Mapping) else given
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mixfed.errors import InputError
+from mixfed.errors import OWN, InputError
 from mixfed.experiments.schema import nearest, shortened
 
 
@@ -115,7 +115,7 @@ def _imported(name: str, key: str) -> ModuleType:
 @cache
 def _executed(file: Path, changed: int, key: str) -> tuple[ModuleType, tuple[Path, ...]]:
     """The module in a file, loaded once while the file is as it was when it was ``changed``, and the files it is of."""
-    name = f"mixfed_own_{file.stem}_{abs(hash(file)):x}"
+    name = f"{OWN}{file.stem}_{abs(hash(file)):x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"'{key}': {file} cannot be loaded as Python.")
@@ -160,10 +160,25 @@ def _look_in(*folders: Path) -> None:
     _folders[:] = wanted
 
 
+def failure(error: BaseException) -> str | None:
+    """Where a user's own code failed, in a sentence; None if what failed is not the user's."""
+    files = {module.__file__ for name, module in sys.modules.items() if name.startswith(OWN)}
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files or _is_beside(f.filename)]
+    return _fails(frames[-1].filename, frames[-1].lineno, error) if frames else None
+
+
+def _is_beside(file: str) -> bool:
+    return str(Path(file).parent) in _folders
+
+
 def _broken(place: str, key: str, error: BaseException) -> InputError:
     """A sentence with the line of the user's code at which it failed."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == place]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    return InputError(f"'{key}': {_fails(place, line, error)}")
+
+
+def _fails(place: str, line: int | None, error: BaseException) -> str:
     where = f" in line {line}" if line else ""
     told = shortened(" ".join(str(getattr(error, "msg", None) or error).split()), 200).rstrip(".")
-    return InputError(f"'{key}': {place} fails{where} with {type(error).__name__}: {told}.")
+    return f"{place} fails{where} with {type(error).__name__}{f': {told}' if told else ''}."

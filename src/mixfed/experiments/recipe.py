@@ -21,7 +21,8 @@ from mixfed.data.scenario import GIVEN_BY_DATA, PARTITIONS
 from mixfed.data.sources import SOURCES
 from mixfed.experiments import schema as _schema
 from mixfed.experiments.schema import Table, options_of
-from mixfed.models import MODELS
+from mixfed.models import MODELS, ImageChange
+from mixfed.ranges import Count, CountOrChosen, CountOrNone, NotNegative, PartOfOne, Positive, Share
 
 if TYPE_CHECKING:
     from mixfed.core.optim import Optimizer
@@ -53,12 +54,12 @@ class Central:
     kind: Literal["none", "labels", "fraction", "people", "source", "file", "test", "other"] = "none"
     file: str = ""
     client_labels: list[Any] = field(default_factory=list)
-    inside: float = 1.0
-    outside: float = 0.0
-    fraction: float = 0.0
-    examples: int = 0
+    inside: Share = 1.0
+    outside: Share = 0.0
+    fraction: PartOfOne = 0.0
+    examples: CountOrNone = 0
     source: str = ""
-    validation: float = 0.0
+    validation: PartOfOne = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ class JoiningSection:
     model, it learns its own part alone for ``settle`` rounds before the common one follows.
     """
 
-    round: int = 0
-    fraction: float = 0.1
-    settle: int = 0
-    train: int = 3000
-    test: int = 500
+    round: CountOrNone = 0
+    fraction: Share = 0.1
+    settle: CountOrNone = 0
+    train: Count = 3000
+    test: Count = 500
     degrees: Literal[90, 180, 270] = 90
 
 
@@ -92,12 +93,12 @@ class Data:
     source: str = "digits"
     folder: str = ""
     cache: str = ""
-    held_out: float = 0.0
-    test_share: float = 0.0
-    validation: float = 0.0
-    own_test: float = 0.0
-    own_validation: float = 0.0
-    label_noise: float = 0.0
+    held_out: PartOfOne = 0.0
+    test_share: PartOfOne = 0.0
+    validation: PartOfOne = 0.0
+    own_test: PartOfOne = 0.0
+    own_validation: PartOfOne = 0.0
+    label_noise: Share = 0.0
     partition: Partition = field(default_factory=Partition)
     central: Central = field(default_factory=Central)
     joining: JoiningSection = field(default_factory=JoiningSection)
@@ -140,7 +141,7 @@ class ModelSection:
     frozen: list[str] = field(default_factory=list)
     cached: list[str] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
-    augment: list[str] = field(default_factory=list)
+    augment: list[ImageChange] = field(default_factory=list)
     options: Table = field(
         default_factory=dict, metadata=options_of("name", lambda: MODELS, or_own=True, left_open=SIZES)
     )
@@ -157,12 +158,12 @@ class Auxiliary:
     """
 
     kind: Literal["none", "supervised", "autoencoder", "rotation", "jigsaw", "adversary"] = "none"
-    layers: int = 1
-    weight: float = 1.0
-    hidden: list[int] = field(default_factory=list)
-    dropout: float = 0.0
-    pretrain: int = 0
-    steps: int = 1
+    layers: Count = 1
+    weight: NotNegative = 1.0
+    hidden: list[Count] = field(default_factory=list)
+    dropout: PartOfOne = 0.0
+    pretrain: CountOrNone = 0
+    steps: Count = 1
     in_turn: bool = False
 
 
@@ -171,7 +172,7 @@ class Rule:
     """An optimizer with its own settings."""
 
     optimizer: str = "sgd"
-    learning_rate: float = 1.0
+    learning_rate: NotNegative = 1.0
     options: Table = field(
         default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
     )
@@ -182,12 +183,12 @@ class Training:
     """Local training, on clients or at the centre: an optimizer with its own settings, batches, steps or epochs."""
 
     optimizer: str = "sgd"
-    learning_rate: float = 0.1
-    batch_size: int = 10
-    steps: int = 0
-    epochs: int = 0
+    learning_rate: NotNegative = 0.1
+    batch_size: CountOrNone = 10
+    steps: CountOrNone = 0
+    epochs: CountOrNone = 0
     shuffle: bool = True
-    clip: float = 0.0
+    clip: NotNegative = 0.0
     options: Table = field(
         default_factory=dict, metadata=options_of("optimizer", lambda: OPTIMIZERS, hidden=["learning_rate"])
     )
@@ -200,7 +201,7 @@ class ClientTraining(Training):
     With ``keep_memory`` momentum, or Adam's moments, stay on the client from round to round.
     """
 
-    bound: float = 0.0
+    bound: NotNegative = 0.0
     keep_memory: bool = False
 
 
@@ -208,8 +209,8 @@ class ClientTraining(Training):
 class Mixing:
     """The mixed loss w_f·f_f + w_c·f_c: the weights of the clients' and of the centre's loss."""
 
-    w_f: float = 1.0
-    w_c: float = 1.0
+    w_f: NotNegative = 1.0
+    w_c: NotNegative = 1.0
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Regulariser:
     """
 
     name: Literal["none", "spreadout"] = "none"
-    scale: float = 1.0
+    scale: NotNegative = 1.0
     with_data: bool = False
     by_pairs: bool = False
 
@@ -257,8 +258,8 @@ class EvaluateSection:
     asks clients' adversaries about protected attributes, ``postfit`` fresh ones.
     """
 
-    every: int = 10
-    best_of_last: int = 1
+    every: Count = 10
+    best_of_last: Count = 1
     metrics: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
     on: Literal["test", "validation", "centre"] = "test"
     sets: list[str] = field(default_factory=lambda: ["all"])
@@ -271,16 +272,16 @@ class StopSection:
     (0: never)."""
 
     metric: str = ""
-    patience: int = 5
-    minutes: float = 0.0
-    bytes: int = 0
+    patience: Count = 5
+    minutes: NotNegative = 0.0
+    bytes: CountOrNone = 0
 
 
 @dataclass(frozen=True)
 class CheckpointSection:
     """A checkpoint every so many rounds (and at the end, and when the run is interrupted)."""
 
-    every: int = 10
+    every: Count = 10
 
 
 @dataclass(frozen=True)
@@ -296,14 +297,14 @@ class SimulatorSection:
     """
 
     executor: Literal["auto", "loop", "vmap", "factored"] = "auto"
-    threads: int = 0
-    chunk: int = 0
-    memory: int = 2 << 30
+    threads: CountOrChosen = 0
+    chunk: CountOrChosen = 0
+    memory: Count = 2 << 30
     private: Literal["memory", "disk"] = "memory"
     in_flight: Literal["device", "memory", "disk"] = "device"
-    cores: int = 0
+    cores: CountOrChosen = 0
     deterministic_sum: bool = False
-    timeout: float = 1800.0
+    timeout: Positive = 1800.0
     chosen: dict[str, str] = field(default_factory=dict)
 
 
@@ -313,10 +314,10 @@ class FederationSection:
     that was not answered within ``ttl`` is lost, sites are waited for ``assemble`` at the beginning and when all have
     gone, and answers are looked for every ``poll``."""
 
-    deadline: float = 60.0
-    ttl: float = 3600.0
-    assemble: float = 120.0
-    poll: float = 0.1
+    deadline: Positive = 60.0
+    ttl: Positive = 3600.0
+    assemble: Positive = 120.0
+    poll: Positive = 0.1
 
 
 @dataclass(frozen=True)
@@ -329,13 +330,13 @@ class ScheduleSection:
     """
 
     delay: str = "none"
-    speeds: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    dropout: float = 0.0
+    speeds: list[NotNegative] = field(default_factory=list)
+    shares: list[NotNegative] = field(default_factory=list)
+    dropout: PartOfOne = 0.0
     late: Literal["auto", "discard", "use"] = "auto"
-    buffer: int = 0
-    concurrency: int = 0
-    patience: float = 0.0
+    buffer: CountOrNone = 0
+    concurrency: CountOrNone = 0
+    patience: NotNegative = 0.0
     options: Table = field(default_factory=dict, metadata=options_of("delay", lambda: DELAYS))
 
 
@@ -369,8 +370,8 @@ class Recipe:
     title: str = ""
     paper: str = ""
     algorithm: str = "fedavg"
-    rounds: int = 100
-    cohort: int = 10
+    rounds: Count = 100
+    cohort: Count = 10
     seed: int = 0
     device: str = "cpu"
     backend: Literal["simulator", "loopback", "flower"] = "simulator"

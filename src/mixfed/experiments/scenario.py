@@ -14,7 +14,6 @@ from mixfed.data.images import images_like
 from mixfed.data.partition import label_split
 from mixfed.data.scaling import fit_scaling, scaled
 from mixfed.data.scenario import (
-    GIVEN_BY_DATA,
     PARTITIONS,
     Scenario,
     apart,
@@ -29,7 +28,7 @@ from mixfed.data.store import CentralData
 from mixfed.errors import InputError
 from mixfed.experiments import own
 from mixfed.experiments.recipe import Partition, Recipe
-from mixfed.experiments.schema import check, is_own, parameters
+from mixfed.experiments.schema import check, is_own
 
 
 def build_scenario(recipe: Recipe) -> Scenario:
@@ -116,8 +115,6 @@ def open_source(recipe: Recipe) -> Source | Scenario:
         return found if isinstance(found, Scenario) else as_source(found, data.source)
     if data.source == "files":
         return load_source("files", beside, **data.options, centre=data.central.file)
-    if data.central.kind == "file":
-        raise InputError("data.central.kind = 'file' is for data.source = 'files'; choose another kind.")
     return load_source(data.source, data.folder or None, **data.options)
 
 
@@ -132,8 +129,6 @@ def _with_given_centre(recipe: Recipe, source: Source) -> Recipe:
 def _tested(recipe: Recipe, train: list[Examples], test: list[Examples]) -> tuple[list[Examples], list[Examples]]:
     """What is trained and what is tested on: the source's own test part, people, or a share of the examples."""
     data = recipe.data
-    if data.held_out and data.test_share:
-        raise InputError("Give either data.held_out, a share of people to test on, or data.test_share, of examples.")
     if (data.held_out or data.test_share) and data.source == "files" and len(test[0]):
         raise InputError("There is a file of test examples; leave out data.test, or data.held_out and data.test_share.")
     if data.held_out:
@@ -155,9 +150,6 @@ def _files(recipe: Recipe) -> bool:
 def _require_what_it_deals_by(how: Partition, examples: Examples, of_files: bool) -> None:
     """Refuses a partition that lacks a setting, or whose people or labels the examples do not have."""
     wanted = signature(PARTITIONS[how.kind]).parameters
-    for name, option in parameters(PARTITIONS[how.kind], GIVEN_BY_DATA).items():
-        if option.required and name not in how.options:
-            raise InputError(f"The partition '{how.kind}' needs data.partition.{name}.")
     if "keys" in wanted and examples.people is None:
         raise InputError(
             "This source has no natural clients; set data.partition.clients to deal its examples to so many, or choose"
@@ -221,10 +213,6 @@ def _sides(recipe: Recipe, sides: list[Examples], source: Source) -> tuple[Examp
         if not 0 < count < len(train):
             raise InputError(f"data.central.fraction must leave examples on both sides, and {share} does not.")
         return train.rows(np.sort(rows[count:])), train.rows(np.sort(rows[:count]))
-    if not central.client_labels:
-        raise InputError(
-            "With data.central.kind = 'labels', data.central.client_labels says which labels clients hold."
-        )
     labels = _client_labels(recipe, source)
     ours, theirs = label_split(train.arrays["y"], labels, recipe.seed, central.inside, central.outside)
     return train.rows(ours), train.rows(theirs)

@@ -13,18 +13,19 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mixfed.errors import InputError
-from mixfed.experiments.signatures import Parameter, parameters_of, takes_any_key
+from mixfed.experiments.signatures import Parameter, parameters_of, rules_of, takes_any_key
+from mixfed.ranges import check_range
 
 T = TypeVar("T")
 Table = dict[str, Any]
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+types_of: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 """The type of every field of a section, found once: a table asks for them hundreds of times."""
 
 
@@ -90,7 +91,7 @@ def read_options(
     for key in given:
         if key not in allowed:
             raise unknown(path + key, [path + name for name in allowed])
-    return _complete(allowed, given, path)
+    return _obeying(function, _complete(allowed, given, path), path)
 
 
 def keys(cls: Any, table: Mapping[str, Any], own: Own, path: str = "") -> list[str]:
@@ -149,6 +150,10 @@ def check(value: Any, hint: Any, key: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return check(value, next(a for a in arguments if a is not type(None)), key)
+    if origin is Annotated:
+        value = check(value, arguments[0], key)
+        check_range(value, hint, f"'{key}'")
+        return value
     if origin is Literal:
         return one_of(value, arguments, key)
     if hint in _SCALARS:
@@ -241,7 +246,17 @@ def _read_options(
     further = {key: value for key, value in rest.items() if key not in allowed}
     if further and not takes_any_key(function):
         raise unknown(path + next(iter(further)), known)
-    return _complete(allowed, rest, path, chooser.metadata["left_open"]) | further
+    return _obeying(function, _complete(allowed, rest, path, chooser.metadata["left_open"]), path) | further
+
+
+def _obeying(function: Callable[..., Any], options: Table, path: str) -> Table:
+    """The options, if the function takes them together."""
+    for rule in rules_of(function):
+        try:
+            rule.check(options)
+        except InputError as error:
+            raise InputError(f"In [{path.rstrip('.')}]: {error}") from error
+    return options
 
 
 def _complete(
@@ -291,13 +306,20 @@ def _expressible(hint: Any) -> bool:
         )
     if origin is Literal:
         return True
+    if origin is Annotated:
+        return _expressible(arguments[0])
     if origin in (dict, Mapping):
         return arguments[0] is str
     return (
         hint is Any
         or hint in _SCALARS
-        or (inspect.isclass(origin) and issubclass(origin, Sequence) and arguments[0] in _SCALARS)
+        or (inspect.isclass(origin) and issubclass(origin, Sequence) and _bare(arguments[0]) in _SCALARS)
     )
+
+
+def _bare(hint: Any) -> Any:
+    """The type without the range that it is said with."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _plain(value: Any) -> Any:

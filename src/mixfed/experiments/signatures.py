@@ -3,7 +3,8 @@
 A function whose module needs PyTorch is a :class:`mixfed.deferred.Deferred`. Its parameters are read from the text of
 its module, so that a recipe can be checked before PyTorch is loaded; the function's own signature stays the only
 description of its settings. A name in an annotation is looked up in the text as well: the module defines it, or imports
-it from another module of this package or from Python's own ``typing``.
+it from another module of this package or from Python's own ``typing``. So are the rules of
+:func:`mixfed.ranges.within_ranges` above it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from importlib import import_module
@@ -20,9 +21,10 @@ from typing import Any, get_type_hints
 
 from mixfed.deferred import Deferred
 from mixfed.errors import InputError
+from mixfed.ranges import Rule
 
-_OF_PYTHON = ("collections.abc", "typing")
-"""Modules from which an annotation's names are imported in earnest."""
+_IN_EARNEST = ("collections.abc", "typing", "mixfed.ranges", "mixfed.algorithms.registry")
+"""Modules that do without PyTorch, from which an annotation's names are imported."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
     if isinstance(function, Deferred):
         return _read(function.module, function.name)
     try:
-        hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+        hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     except NameError as error:
         told = getattr(function, "__qualname__", function)
         raise InputError(f"The types of the parameters of {told} cannot be understood: {error}.") from error
@@ -66,6 +68,22 @@ def takes_any_key(function: Callable[..., Any]) -> bool:
     if isinstance(function, Deferred):
         return False
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
+def rules_of(function: Callable[..., Any]) -> Sequence[Rule]:
+    """What the parameters of a function must be for each other."""
+    plain = inspect.unwrap(function)
+    if isinstance(plain, Deferred):
+        return _rules(plain.module, plain.name)
+    found: Sequence[Rule] = getattr(function, "__rules__", ())
+    return found
+
+
+@cache
+def _rules(module: str, name: str) -> Sequence[Rule]:
+    text = _text(module)
+    found = [d for d in text.definitions[name].decorator_list if isinstance(d, ast.Call)]
+    return [text.value(rule) for call in found if ast.unparse(call.func) == "within_ranges" for rule in call.args]
 
 
 @cache
@@ -115,7 +133,10 @@ class _Text:
 
     def value(self, expression: ast.expr) -> Any:
         """What the expression comes to."""
-        names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+        nodes = [*ast.walk(expression)]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)} - {
+            node.arg for node in nodes if isinstance(node, ast.arg)
+        }
         known = {name: self.lookup(name) for name in names}
         return eval(compile(ast.Expression(expression), "<a signature>", "eval"), known)
 
@@ -125,7 +146,7 @@ class _Text:
             return self.value(self._assigned[name])
         if name in self._imported:
             source, original = self._imported[name]
-            if source in _OF_PYTHON:
+            if source in _IN_EARNEST:
                 return getattr(import_module(source), original)
             if source.startswith("mixfed."):
                 return _text(source).lookup(original)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from mixfed.core.model import Model
+from mixfed.core.model import Model, check_criterion
 from mixfed.data.scenario import Scenario
 from mixfed.data.sources import Source
 from mixfed.data.store import CentralData, FederatedData
@@ -54,6 +54,8 @@ class Task(Request):
             raise InputError(f"The network of a task is a torch.nn.Module, not a {type(network).__name__}.")
         if not isinstance(clients, FederatedData):
             raise InputError(f"The clients of a task are FederatedData, not a {type(clients).__name__}.")
+        if not isinstance(criterion, str):
+            check_criterion(criterion)
         for key in _OWN:
             if key in recipe:
                 raise InputError(f"A task makes '{key}' of its objects; leave it out.")
@@ -88,7 +90,9 @@ class Task(Request):
 def _scenario(
     clients: FederatedData, test: Any, centre: Any, validation: Any, own_test: FederatedData | None, names: Any
 ) -> Scenario:
-    test, centre, validation = (objects.of_arrays(x) for x in (test, centre, validation))
+    test = objects.of_arrays(test, "test")
+    centre = None if centre is None else objects.of_arrays(centre, "central")
+    validation = None if validation is None else objects.of_arrays(validation, "validation")
     labels = clients.arrays.get("y")
     classes = None
     if labels is not None and labels.dtype.kind in "iub":

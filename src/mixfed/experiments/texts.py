@@ -19,6 +19,9 @@ from mixfed.experiments.schema import Table, nearest, shortened
 DEEPEST = 32
 """How deep tables and lists may be nested; a recipe needs five levels."""
 
+DATA = (".csv", ".tsv", ".npz", ".parquet", ".arrow", ".feather")
+"""Files that are no recipes, though users may try."""
+
 
 def packaged(kind: str) -> dict[str, str]:
     """The text of every packaged recipe (``kind`` "recipes"), study ("studies") or experiment ("reproductions")."""
@@ -58,6 +61,8 @@ def _named(name: str, kind: str, known: Mapping[str, str]) -> tuple[str, str]:
         raise InputError(
             f"There is no {kind} '{name}'; did you mean '{near}' (all: {', '.join(known)}), or the path of a .toml?"
         )
+    if path.suffix in DATA:
+        raise InputError(f"'{name}' is a file of examples; mixfed new mine --clients {name} makes a recipe for it.")
     return path.stem, read_text(path, f"The {kind} {path}")
 
 
@@ -100,7 +105,12 @@ def value_of(text: str) -> Any:
 
 def setting(key: str, value: Any) -> str:
     """A setting as ``--set`` takes it."""
-    return f"{key}={tomli_w.dumps({'value': value}).partition('=')[2].strip()}"
+    return f"{key}={quoted(value)}"
+
+
+def quoted(value: Any) -> str:
+    """A value as TOML writes it."""
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
 
 
 def _is_deep(value: Any) -> bool:

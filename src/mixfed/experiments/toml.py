@@ -13,8 +13,8 @@ from mixfed.errors import InputError
 from mixfed.evaluate.registry import METRICS
 from mixfed.experiments import own
 from mixfed.experiments import schema as _schema
+from mixfed.experiments.beforehand import check_beforehand
 from mixfed.experiments.methods import algorithm_options, find_algorithm, with_methods
-from mixfed.experiments.ranges import check_ranges
 from mixfed.experiments.recipe import EVALUATION_SETS, Recipe
 from mixfed.experiments.schema import Table, is_own, shortened
 from mixfed.experiments.texts import DEEPEST, parse, read_text, recipe_table, value_of
@@ -38,8 +38,9 @@ def resolve(table: Table) -> Recipe:
         _named(recipe.stop.metric, METRICS, "stop.metric", recipe.home)
     for part in recipe.evaluate.sets:
         _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
-    check_ranges(recipe)
-    return replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+    recipe = replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+    check_beforehand(recipe)
+    return recipe
 
 
 def with_short_forms(table: Table) -> Table:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from mixfed.core.loop import Record
 from mixfed.core.tree import flatten
-from mixfed.errors import from_extra
+from mixfed.errors import InputError, from_extra
 from mixfed.experiments.recipe import Recipe
 
 
@@ -133,6 +133,24 @@ TRACKERS: Mapping[str, Callable[[Path, Recipe, bool], Tracker]] = {
     "mlflow": MLflow,
     "wandb": WandB,
 }
+
+
+HELPS = {
+    "mlflow": "look at MLFLOW_TRACKING_URI",
+    "wandb": "log in with 'wandb login', or keep the run on this machine with WANDB_MODE=offline",
+}
+
+
+def tracker(name: str, folder: Path, recipe: Recipe, resume: bool) -> Tracker:
+    """The tracker of this name; what its package refuses (nobody is logged in, no server is there) is one sentence."""
+    try:
+        return TRACKERS[name](folder, recipe, resume)
+    except InputError:
+        raise
+    except Exception as error:  # each package has errors of its own
+        told = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        way_out = f"; {HELPS[name]}" if name in HELPS else ""
+        raise InputError(f"The run cannot be tracked with {name} ({told[:200]}){way_out}.") from error
 
 
 def _values(record: Record) -> dict[str, float]:

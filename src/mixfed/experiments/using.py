@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +78,7 @@ def _as_onnx(module: nn.Module, run: RunFolder) -> bytes:
     for name in ("onnx", "onnxscript"):
         from_extra(name, "onnx", "An export to ONNX")
     batch = torch.export.Dim("batch")
-    with explained("The network cannot be written as ONNX"):
+    with _only_our_words(), explained("The network cannot be written as ONNX"):
         program = torch.onnx.export(
             module,
             (_example(run),),
@@ -86,6 +90,20 @@ def _as_onnx(module: nn.Module, run: RunFolder) -> bytes:
         )
         assert program is not None
         return bytes(program.model_proto.SerializeToString())
+
+
+@contextmanager
+def _only_our_words() -> Iterator[None]:
+    """The exporter tells of packages that are not installed and of its own deprecated parts: nothing for its user."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def _example(run: RunFolder) -> Tensor:

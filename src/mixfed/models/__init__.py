@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Annotated
 
 from mixfed.deferred import Deferred
+from mixfed.ranges import Range
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,3 +27,10 @@ _HOMES = {
 MODELS: dict[str, Deferred[nn.Module]] = {
     name: Deferred(f"mixfed.models.{module}", function) for name, (module, function) in _HOMES.items()
 }
+
+CROP = re.compile(r"crop ([1-9]\d*)")
+ImageChange = Annotated[
+    str,
+    Range("'flip' or 'crop 4' (by up to 4 pixels)", lambda name: name == "flip" or CROP.fullmatch(name) is not None),
+]
+"""A random change of images in training (:mod:`mixfed.models.augment`)."""

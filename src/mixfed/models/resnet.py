@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mixfed.errors import InputError
 from mixfed.models.photographs import IMAGENET, as_photographs
+from mixfed.ranges import Count, CountOrNone, Rule, within_ranges
 
 Norm = Callable[[int], nn.Module]
 
@@ -33,6 +33,9 @@ class Block(nn.Module):
         return torch.relu(inner + self.downsample(x))
 
 
+@within_ranges(
+    Rule("With GroupNorm a ResNet has an even width.", lambda norm, width: norm == "batch" or width % 2 == 0)
+)
 class ResNet18(nn.Module):
     """Eight blocks in four stages of 1, 2, 4 and 8 times ``width`` maps, pooled, then a linear head.
 
@@ -49,16 +52,12 @@ class ResNet18(nn.Module):
     def __init__(
         self,
         outputs: int,
-        width: int = 64,
+        width: Count = 64,
         norm: Literal["batch", "group"] = "batch",
         stem: Literal["large", "small"] = "large",
-        resize: int = 0,
+        resize: CountOrNone = 0,
     ) -> None:
         super().__init__()
-        if width < 1 or resize < 0 or (norm == "group" and width % 2):
-            raise InputError(
-                "A ResNet needs a width of at least 1 (with GroupNorm an even width), and no negative resize."
-            )
         make: Norm = nn.BatchNorm2d if norm == "batch" else lambda maps: nn.GroupNorm(min(32, maps // 2), maps)
         self.resize = resize
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)

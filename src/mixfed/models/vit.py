@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ from torch import Tensor, nn
 
 from mixfed.errors import InputError, from_extra
 from mixfed.models.photographs import as_photographs
+from mixfed.ranges import Count, Finite, within_ranges
 
 PROJECTIONS = r".*\.(q_proj|v_proj|query|value)"
 """Queries and values, as newer and as older versions of ``transformers`` call them."""
 
 
+@within_ranges()
 class ViT(nn.Module):
     """``body`` is a ViT with frozen weights W and trainable adapters, Wx + (scale/rank)·BAx, in the projections of
     its queries and values; ``head`` is a linear layer on the class token. Only adapters and head train and travel.
@@ -24,14 +25,12 @@ class ViT(nn.Module):
     4 and scale 8 on ViT-B/16. B starts at zero, so training starts at the published network.
     """
 
-    def __init__(self, outputs: int, folder: str, rank: int = 4, scale: float = 8.0) -> None:
+    def __init__(self, outputs: int, folder: str, rank: Count = 4, scale: Finite = 8.0) -> None:
         super().__init__()
         transformers, peft = (
             from_extra("transformers", "vit", "The network 'vit'"),
             from_extra("peft", "vit", "The network 'vit'"),
         )
-        if rank < 1 or not math.isfinite(scale):
-            raise InputError(f"Adapters have a rank of at least 1 and a finite scale, not {rank} and {scale}.")
         place = Path(folder)
         config = place / "config.json"
         if not config.is_file() or _told(config).get("model_type") != "vit":

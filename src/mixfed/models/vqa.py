@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from mixfed.data.batch import Batch
 from mixfed.models.resnet import ResNet18
+from mixfed.ranges import Count, within_ranges
 
 
+@within_ranges()
 class QuestionAnswering(nn.Module):
     """``image.`` (ResNet-18) and ``question.`` (an LSTM of two layers) are local representations.
 
@@ -18,7 +20,7 @@ class QuestionAnswering(nn.Module):
     takes_batch = True
 
     def __init__(
-        self, outputs: int, words: int = 10000, embedding: int = 300, width: int = 64, fused: int = 1024
+        self, outputs: int, words: Count = 10000, embedding: Count = 300, width: Count = 64, fused: Count = 1024
     ) -> None:
         super().__init__()
         self.image = ResNet18(0, width)

@@ -68,5 +68,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # a file that is none makes torch's reader fail in any way
         raise InputError(f"{path} is not a file of weights in .safetensors or .pth.") from error
     if not isinstance(given, dict) or not all(isinstance(n, str) and isinstance(x, Tensor) for n, x in given.items()):
-        raise InputError(f"{path} does not hold weights by name, as a state_dict does.")
+        inside = f" (it has {', '.join(map(str, [*given][:8]))}); save that alone" if isinstance(given, dict) else ""
+        raise InputError(f"{path} does not hold weights by name, as a state_dict does{inside}.")
     return given

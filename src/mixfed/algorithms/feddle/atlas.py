@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mixfed.core.storage import Place, check_place, room
 from mixfed.core.tree import Params
-from mixfed.errors import InputError, require_memory
+from mixfed.errors import require_memory
 
 BLOCK = 4096
 _AT_ONCE = 1 << 20
@@ -48,10 +48,6 @@ class Atlas:
         cls, size: int, width: int, bits: int, device: torch.device, dtype: torch.dtype, place: Place = "device"
     ) -> Atlas:
         """No anchors yet, for vectors of this width, in 8 or 32 bits (a float64 model's: 64)."""
-        if size < 1:
-            raise InputError(f"An atlas needs room for at least 1 anchor, not {size}.")
-        if bits not in (8, 32):
-            raise InputError(f"Anchors are stored in 8 or 32 bits, not in {bits}.")
         check_place(place, "Anchors")
         blocks, length, stored = (-(-width // BLOCK), BLOCK, torch.int8) if bits == 8 else (1, width, dtype)
         if place != "disk":

@@ -14,9 +14,10 @@ from mixfed.algorithms.feddle.guidance import Merged
 from mixfed.core import algorithm as core
 from mixfed.core.algorithm import CENTRE, Server
 from mixfed.core.train import LocalTrainer
-from mixfed.errors import InputError
+from mixfed.ranges import PartOfOne, within_ranges
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class CentralAnchor:
     """d: the change that the ``trainer`` makes at the centre, from where the fallback would go.
@@ -32,11 +33,7 @@ class CentralAnchor:
 
     trainer: LocalTrainer
     share: float = 1.0
-    held_out: float = 0.25
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out < 1:
-            raise InputError(f"The server can hold out a share of its examples from 0 to below 1, not {self.held_out}.")
+    held_out: PartOfOne = 0.25
 
     def added(
         self, models: Merged, start: Tensor, server: Server, *, normalise: bool = True

@@ -25,6 +25,7 @@ from mixfed.core.train import gradient_of
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch
 from mixfed.errors import InputError, explained
+from mixfed.ranges import Count, NotNegative, within_ranges
 
 Objective = Literal["in_domain", "out_of_domain", "rotation"]
 
@@ -89,13 +90,14 @@ def surrogate(model: Model, objective: Objective) -> Loss:
     return loss
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Head:
     """How a head of the other domain is fitted: its ``name`` (left out: the last linear layer), Adam's rate, steps."""
 
     name: str = ""
-    rate: float = 1e-2
-    steps: int = 50
+    rate: NotNegative = 1e-2
+    steps: Count = 50
 
     def fitted(self, model: Model, objective: Objective, body: Params, batching: Batching, server: Server) -> Guide:
         """θ* = argmin_θ h(D_S, [body; θ])   (Eq. 8), from zero on mini-batches of the server's data."""

@@ -34,8 +34,10 @@ from mixfed.core.storage import Place
 from mixfed.core.train import LocalTrainer
 from mixfed.core.tree import Params
 from mixfed.errors import InputError
+from mixfed.ranges import Bits, Count, NotNegative, Share, within_ranges
 
 
+@within_ranges()
 @dataclass(frozen=True)
 class Search:
     """How coefficients are searched: Adam on mini-batches of the server's data, and which parts are switched on.
@@ -58,8 +60,8 @@ class Search:
 
     batching: Batching
     objective: Objective = "in_domain"
-    learning_rate: float = 1e-3
-    regularisation: float = 0.0
+    learning_rate: NotNegative = 1e-3
+    regularisation: NotNegative = 0.0
     normalise: bool = True
     by_score: bool = True
     fallback_start: bool = True
@@ -67,29 +69,26 @@ class Search:
     head: Head = field(default_factory=Head)
     compare: str = ""
     cosine: bool = False
-    tail: float = 0.0
+    tail: Share = 0.0
 
     def __post_init__(self) -> None:
         if self.objective not in ("in_domain", "out_of_domain", "rotation"):
             raise InputError(f"The objective '{self.objective}' is not in_domain, out_of_domain or rotation.")
-        if not self.regularisation >= 0 or self.head.steps < 1:
-            raise InputError("The search needs a regularisation of at least 0 and 1 or more steps for the head.")
         if self.compare and not (self.active and self.objective != "in_domain"):
             raise InputError("Gradients are compared with those of a search on data of another domain.")
-        if not 0 <= self.tail <= 1:
-            raise InputError(f"The tail of a search is a share of its steps, from 0 to 1, not {self.tail}.")
 
     def last(self, steps: int) -> int:
         """The number of the last steps whose coefficients are averaged."""
         return max(1, round(self.tail * steps))
 
 
+@within_ranges()
 def feddle(
     trainer: LocalTrainer,
     search: Search,
     *,
-    atlas: int = 20,
-    bits: int = 32,
+    atlas: Count = 20,
+    bits: Bits = 32,
     place: Place = "device",
     fallback: Fallback | Algorithm | None = None,
     central: CentralAnchor | None = None,

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import Error, Message
@@ -90,9 +91,7 @@ class Worker:
                 status, details = SubStatus.COMPLETED, ""
                 try:
                     if fab.hash_str not in self._apps:
-                        install_from_fab(fab.content, skip_prompt=True)
-                        load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
-                        self._apps = {fab.hash_str: load(run.fab_id, run.fab_version, fab.hash_str)}
+                        self._apps = {fab.hash_str: load(fab.content, run.fab_id, run.fab_version, fab.hash_str)}
                     reply = self._apps[fab.hash_str](message=message, context=context)
                 except Exception as error:
                     traceback.print_exc()
@@ -103,6 +102,16 @@ class Worker:
                 finish(client, status, details)
         except FlowerError:  # the run has ended, and its task with it
             traceback.print_exc()
+
+
+def load(content: bytes, name: str, version: str, mark: str) -> ClientApp:
+    """The app in a bundle of Flower's. Those before it are forgotten: their modules have the same names."""
+    apps = install_from_fab(content, skip_prompt=True).parent
+    sys.path[:] = [folder for folder in sys.path if Path(folder).parent != apps]
+    for module, loaded in [*sys.modules.items()]:
+        if Path(getattr(loaded, "__file__", None) or "/").is_relative_to(apps):
+            del sys.modules[module]
+    return get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)(name, version, mark)
 
 
 def main(arguments: list[str]) -> None:

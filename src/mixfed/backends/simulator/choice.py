@@ -13,7 +13,7 @@ from mixfed.backends.simulator import cores, promise
 from mixfed.backends.simulator.chunks import Sizes
 from mixfed.backends.simulator.execution import WHOLE, Execution, Record
 from mixfed.backends.simulator.executors import Cohort, Pool, execute
-from mixfed.backends.simulator.timing import Race, Trial, Watch
+from mixfed.backends.simulator.timing import AGAIN, Race, Trial, Watch
 from mixfed.backends.work import client_work
 from mixfed.core.algorithm import Message
 from mixfed.core.backend import Run
@@ -198,12 +198,11 @@ class Chooser:
             loop = self._with_threads("loop", message, plan)
             self.say(f"Executor: {loop}; {why_not}.")
             return Record(loop)
-        watch = Watch()
-        race, candidates = self._race(message, plan, watch)
-        best = race.fastest or race.working(candidates)
+        race = self._race(message, plan)
+        best = race.fastest or race.working(self._candidates(message, plan))
         self.say(f"Executor: {best}; {race.told() or 'the run is too short to time others'}.")
         if self._may_change:
-            self._watched[plan.source] = watch
+            self._watched[plan.source] = Watch(race.pace)
         return Record(best)
 
     def _is_to_choose_again(self, source: str) -> bool:
@@ -215,7 +214,7 @@ class Chooser:
     def _choose_again(self, message: Message, plan: Plan) -> None:
         """Times the executions once more, and takes up a faster one from the next round on."""
         source, record, now = plan.source, self._chosen[plan.source], self._now(plan.source)
-        race, _ = self._race(message, plan, self._watched[source])
+        race = self._race(message, plan, again=self._watched[source])
         best = race.fastest
         if best is None or race.seconds.get(now, math.inf) <= NOT_WORTH_IT * race.best:
             return
@@ -242,9 +241,9 @@ class Chooser:
         moving = model.numbers(without=tables) + cores.LOOKED_UP * looked_up
         return cores.worth(product * clients, moving * clients, self.threads)
 
-    def _candidates(self, message: Message, plan: Plan) -> list[Execution]:
-        """What may be timed, the most promising first: loop, vmap and, where it may pay, factors, in all threads, and,
-        if no number of threads was given, in one."""
+    def _candidates(self, message: Message, plan: Plan) -> dict[Execution, float]:
+        """What may be timed, with the seconds that it promises, the most promising first: loop, vmap and, where it may
+        pay, factors, in all threads, and, if no number of threads was given, in one."""
         found = []
         for name in ["factored", "vmap", "loop"] if self._sizes(plan).factored else ["vmap", "loop"]:
             usual, batched = self._with_threads(name, message, plan), name != "loop"
@@ -261,11 +260,13 @@ class Chooser:
             numbers = self._sizes(plan).numbers(how.name)
             return promise.seconds(self._sized(how, plan), plan, cost, numbers, convolves=convolves)
 
-        return sorted(found, key=expected)
+        return dict(sorted(((how, expected(how)) for how in found), key=lambda pair: pair[1]))
 
-    def _race(self, message: Message, plan: Plan, watch: Watch) -> tuple[Race, list[Execution]]:
-        """Times the candidates on clients of this cohort, for what of the run's time may be spent on it."""
+    def _race(self, message: Message, plan: Plan, again: Watch | None = None) -> Race:
+        """Times the candidates on clients of this cohort, for what of the run's time may be spent on it; ``again``
+        after a surprise, the present one first."""
         candidates = self._candidates(message, plan)
+        now = [self._now(plan.source)] if again else []
         sized = {how: self._sized(how, plan) for how in candidates}
         few = plan.first_clients(2 * self.threads * max(how.chunk for how in sized.values()))
 
@@ -282,10 +283,13 @@ class Chooser:
             why = str(error.__cause__ or error).splitlines()[0]
             self.say(f"Executor: {how.name} cannot run this model ({why}).")
 
-        race = Race(attempt, trial, work, refuse, watch.spent, watch.expected)
-        race.run(candidates)
-        watch.begin(race)
-        return race, candidates
+        race = Race(attempt, trial, work, refuse, candidates.__getitem__)
+        if again:
+            race = replace(race, share=AGAIN, spent=again.spent, pace=again.expected)
+        race.run([how for how in dict.fromkeys([*now, *candidates]) if how in candidates])
+        if again:
+            again.begin(race)
+        return race
 
     def _sized(self, how: Execution, plan: Plan) -> Execution:
         """The execution with chunks for this cohort."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mixfed.backends.simulator.execution import Execution
 from mixfed.errors import InputError
 
-SHARE = 0.05
-"""How much of the time that a run is expected to take may be spent on choosing."""
+FIRST, AGAIN = 0.03, 0.02
+"""How much of the time that a run is expected to take may be spent on the first choice, and on all later ones."""
 
 FEW, SOME = 2, 8
 """So many clients show whether an execution works at all, and how long all of them will take."""
@@ -56,16 +56,19 @@ class Trial:
 class Race:
     """Times executions of the same clients, the most promising first.
 
-    ``attempt(how, n)`` runs the first n of them and throws the results away. ``work`` is how many
-    steps of clients the run takes in all its rounds. An execution is tried as long as what was ``spent`` is within
-    ``SHARE`` of the time that all this work takes at the best ``pace`` so far, in seconds a step. ``refused`` hears of
-    executions that fail. ``seconds`` are those that all the clients take.
+    ``attempt(how, n)`` runs the first n of them and throws the results away, and ``promised(how)`` are the seconds that
+    all of them are likely to take. ``work`` is how many steps of clients the run takes in all its rounds. Nothing is
+    attempted that would, as far as is known, bring what was ``spent`` above the ``share`` of the time that all this
+    work takes at the best ``pace`` so far, in seconds a step. ``refused`` hears of executions that fail. ``seconds``
+    are those that all the clients take.
     """
 
     attempt: Callable[[Execution, int], None]
     trial: Trial
     work: float
     refused: Callable[[Execution, InputError], None]
+    promised: Callable[[Execution], float]
+    share: float = field(default_factory=lambda: FIRST)
     spent: float = 0.0
     pace: float | None = None
     seconds: dict[Execution, float] = field(default_factory=dict)
@@ -73,16 +76,15 @@ class Race:
     def run(self, candidates: Sequence[Execution]) -> None:
         """Fills ``seconds`` with what the clients take by each execution that was worth timing.
 
-        The first is timed on all clients, whatever a few of them tell: by them alone, the best may look hopeless.
+        The first that works is timed on all clients, whatever a few of them tell: by them alone, the best may look
+        hopeless.
         """
         lost: set[str] = set()
-        for how in candidates:
-            if not self._is_affordable(self.best):
-                return
-            if how.name in lost:
+        for how in candidates if self._is_long_enough else []:
+            if how.name in lost or not self._is_affordable(self._of_a_look(how)):
                 continue
             predicted = self._predicted(how)
-            if predicted == math.inf or predicted > LOST * self.best:
+            if predicted > LOST * self.best:
                 lost.add(how.name)
             if predicted < math.inf and predicted <= HOPELESS * self.best and self._is_affordable(predicted):
                 self._time_all(how)
@@ -105,23 +107,36 @@ class Race:
         timings = (f"{1000 * took / len(self.trial):.2f} ms by {how}" for how, took in self.seconds.items())
         return f"a client takes {', '.join(timings)}" if self.seconds else ""
 
-    def working(self, candidates: Sequence[Execution]) -> Execution:
+    def working(self, candidates: Iterable[Execution]) -> Execution:
         """The most promising one that works, where nothing was timed. Clients can always run one by one."""
-        affordable = SHARE * self.work >= FEW * float(self.trial.steps.mean())
+        affordable = (FIRST + AGAIN) * self.work >= FEW * float(self.trial.steps.mean())
         return next(how for how in candidates if not how.chunk or (affordable and self._works(how)))
 
+    @property
+    def _is_long_enough(self) -> bool:
+        """Whether the run is long enough for the first execution, of which all clients are timed twice after a few."""
+        return 3 * int(self.trial.steps.sum()) <= self.share * self.work
+
+    def _of_a_look(self, how: Execution) -> float:
+        """What it takes to see a few clients twice: under vmap, at worst, as much as all of them."""
+        if self.fastest is None:
+            return 0.0
+        share = 1.0 if how.chunk else min(FEW / len(self.trial), 1.0)
+        return 2 * share * self.best * self.promised(how) / self.promised(self.fastest)
+
     def _is_affordable(self, seconds: float) -> bool:
-        if self.pace is None:
-            return (len(self.trial) + 2 * FEW + SOME) * float(self.trial.steps.mean()) <= SHARE * self.work
-        return self.spent + seconds <= SHARE * self.work * self.pace
+        return self.pace is None or self.spent + seconds <= self.share * self.work * self.pace
 
     def _predicted(self, how: Execution) -> float:
         """What all clients will take, after a few; the first attempt warms up. Infinite: it does not work."""
         if not self._works(how):
             return math.inf
+        if not self.seconds:
+            return 0.0
         few, length = self._time_a_step(how, FEW), self.trial.length(how, len(self.trial))
         size = min(self.trial.at_once(how), len(self.trial))
-        if not how.chunk or size <= SOME:
+        slower = few * length > HOPELESS * self.best  # more clients at once take no less
+        if not how.chunk or size <= SOME or slower or not self._is_affordable(few * length * SOME / FEW):
             return few * length
         some = self._time_a_step(how, SOME)
         return (some + max(some - few, 0.0) * (size - SOME) / (SOME - FEW)) * length
@@ -140,6 +155,8 @@ class Race:
 
     def _time_all(self, how: Execution) -> None:
         took = self._time(how, len(self.trial))
+        if self.pace is None:  # what a few clients took beyond that went into loading, which a first round does as well
+            self.spent = min(self.spent, 2 * took)
         self.seconds[how] = min(self.seconds.get(how, math.inf), took)
         self.pace = self.best / float(self.trial.steps.sum())
 
@@ -161,8 +178,8 @@ class Race:
 class Watch:
     """Compares what a client's step takes, round after round, with what was ``expected`` when it was chosen.
 
-    The best of ``WINDOW`` cohorts is looked at, so that a single slow one tells nothing. ``spent`` is the time that all
-    choices took so far.
+    The best of ``WINDOW`` cohorts is looked at, so that a single slow one tells nothing. After a surprise it is what is
+    expected from then on. ``spent`` is what choosing again took so far.
     """
 
     expected: float | None = None
@@ -171,7 +188,7 @@ class Watch:
     recent: list[float] = field(default_factory=list)
 
     def begin(self, race: Race) -> None:
-        """Goes on from the result of a race."""
+        """Goes on from the result of a race that was run again."""
         self.expected, self.spent, self.surprised, self.recent = race.pace, race.spent, False, []
 
     def saw(self, seconds: float) -> None:
@@ -181,4 +198,5 @@ class Watch:
             return
         took, self.recent = min(self.recent), []
         self.expected = self.expected or took
-        self.surprised = not self.expected / SURPRISE <= took <= self.expected * SURPRISE
+        if not self.expected / SURPRISE <= took <= self.expected * SURPRISE:
+            self.expected, self.surprised = took, True

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mixfed.data._arrays import Arrays, Prepare, as_keys
 from mixfed.data._files import require_fields
-from mixfed.data.columns import Columns, column_names, is_dataset, kind_of, read_columns
+from mixfed.data.columns import KINDS, Columns, column_names, is_dataset, kind_of, read_columns
 from mixfed.data.encoding import CHARACTERS, Encoding, Labels, learn, pieces
 from mixfed.data.prepare import Pixels
 from mixfed.data.sources.base import Examples, Source
@@ -23,6 +23,8 @@ DESCRIPTION = "files of your own: .npz, CSV, Parquet, Arrow or a Hugging Face fo
 OBTAIN = "you"
 REST = "*"
 """In place of columns: all that are not otherwise used."""
+FOR_X = ("X", "features", "feature", "inputs", "input")
+"""What users call the features, which are x here."""
 OF_PANDAS = "__index_level_"
 """How pandas calls row numbers that it writes into a file."""
 Missing = Literal["refuse", "drop"]
@@ -101,6 +103,8 @@ def files_at(place: Path, path: str) -> list[Path]:
     matching = [] if "\0" in path else [Path(name) for name in glob(str(whole))]
     inside = sorted(whole.iterdir() if whole.is_dir() else matching)
     found = [file for file in inside if is_dataset(file) or (file.is_file() and kind_of(file))]
+    if not found and whole.is_dir():
+        raise InputError(f"the folder '{whole}' has no file of a known kind ({', '.join(KINDS)})")
     if not found:
         raise InputError(f"there is no file '{whole}'; paths are looked for in the recipe's folder, or in --data")
     return found
@@ -114,6 +118,9 @@ def columns_of(file: Path, fields: Mapping[str, Any] | None, client: str, text: 
         listed = columns if isinstance(columns, list) else [columns]
         if not all(isinstance(column, str) for column in listed):
             raise InputError(f"field '{name}' is made of a column or a list of columns, not of {columns!r}")
+    called = next((name for name in given if name in FOR_X), None)
+    if called and "x" not in given:
+        raise InputError(f"the features are called x in fields, and not '{called}'; rename it")
     if "y" not in given and not (text and "x" in given):
         if "y" not in present:
             told = f"'{file}' has no column 'y'; it has {', '.join(present)}"
@@ -123,6 +130,8 @@ def columns_of(file: Path, fields: Mapping[str, Any] | None, client: str, text: 
     given.setdefault("x", "x" if "x" in present else REST)
     rest = [name for name in present if name not in used]
     chosen = {name: rest if c == REST else [c] if isinstance(c, str) else list(c) for name, c in given.items()}
+    if "y" in chosen and chosen["y"][0] in chosen["x"]:
+        raise InputError(f"the column '{chosen['y'][0]}' of '{file}' is the label and a feature too; take it out of x")
     for name, columns in chosen.items():
         if not columns:
             raise InputError(f"no column of '{file}' is left for the field '{name}'")
@@ -135,9 +144,10 @@ def _read(files: Sequence[Path], fields: Mapping[str, list[str]], client: str, m
     """The columns of the fields, and whose each row is: by the column ``client``, or else each of several files'."""
     wanted = list(dict.fromkeys(column for columns in fields.values() for column in columns))
     keys = [client] if client and client in column_names(files[0]) else []
-    tables = [read_columns(file, [*wanted, *keys], missing == "drop") for file in files]
+    chosen = list(dict.fromkeys([*wanted, *keys]))
+    tables = [read_columns(file, chosen, missing == "drop") for file in files]
     for file, table in zip(files, tables, strict=True):
-        _require_rows(file, table)
+        _require_rows(file, table, " without a missing value" if missing == "drop" else "")
     columns = _joined(files, tables)
     if client:
         return Table(columns, as_keys(columns[client], f"the clients' keys '{client}'") if keys else None)
@@ -146,10 +156,10 @@ def _read(files: Sequence[Path], fields: Mapping[str, list[str]], client: str, m
     return Table(columns, np.repeat(stems, sizes) if len(files) > 1 else None)
 
 
-def _require_rows(file: Path, table: Columns) -> None:
+def _require_rows(file: Path, table: Columns, of_which_kind: str) -> None:
     lengths = {name: len(column) if column.ndim else 0 for name, column in table.items()}
     if not lengths or not min(lengths.values()):
-        raise InputError(f"'{file}' has no examples")
+        raise InputError(f"'{file}' has no examples{of_which_kind}; leave it out")
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise InputError(f"the columns of '{file}' differ in length ({told}); give one row per example in each")

@@ -52,6 +52,7 @@ def write_report(path: Path, views: Sequence[View], command: str, told: str = ""
             title=first.title or first.name,
             subtitle=told or _subtitle(groups),
             warnings=[f"{name}: {text}" for name, text in _warnings(groups)],
+            ended=_ended(groups),
             sections=sections,
             command=command,
             settings={name: group.first.recipe.toml() for name, group in groups.items()},
@@ -74,6 +75,12 @@ def _warnings(groups: Mapping[str, Group]) -> list[tuple[str, str]]:
     return [
         (name, text) for name, group in groups.items() for v in group.views for text in v.result.get("warnings", ())
     ]
+
+
+def _ended(groups: Mapping[str, Group]) -> list[str]:
+    """Why runs ended before their last round."""
+    views = [(name, view) for name, group in groups.items() for view in group.views]
+    return [f"{name}, seed {v.recipe.seed}: {v.result['ended']}" for name, v in views if v.result.get("ended")]
 
 
 def _figures(groups: Mapping[str, Group]) -> Section:
