@@ -56,7 +56,8 @@ def case(trial: Trial) -> str:
         return must_refuse(trial.command("run", "digits", *settings, "--out", trial.folder / "run"))
     base = trial.one_of(["digits", "digits", "lg-digits"])
     algorithm = "lg_fedavg" if base == "lg-digits" else trial.one_of(list(ALGORITHMS))
-    whole = toml.resolve(toml.override(toml.load(base), [*TINY, f"algorithm={algorithm}"])).table()
+    small = [*TINY, f"algorithm={algorithm}", "algorithms.lg_fedavg.warm_start=1"]
+    whole = toml.resolve(toml.override(toml.load(base), small)).table()
     whole["name"] = "tried"
     for _ in range(trial.one_of([1, 1, 2])):
         damage(trial, whole)

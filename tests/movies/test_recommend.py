@@ -70,7 +70,7 @@ def test_spreadout_at_its_ends() -> None:
     assert torch.isfinite(torch.func.grad(spreadout)(torch.zeros(3, 2))).all()
     loss = spreadout_of(TABLE, 0.5)
     assert float(loss({TABLE: torch.ones(6, 3)}, {})) == pytest.approx(0.5 * math.sqrt(30), rel=1e-5)
-    with pytest.raises(InputError, match="not negative"):
+    with pytest.raises(InputError, match="at least 0"):
         spreadout_of(TABLE, -1.0)
 
 
