@@ -200,7 +200,7 @@ def test_a_device_that_joins_has_to_fit_the_run() -> None:
         ([f"{LG}.layers=4"], "has 3 layers"),
         ([f"{LG}.base=lg_fedavg"], "another can be built on"),
         ([f"{LG}.base=oracle"], "another can be built on"),
-        ([f"{LG}.base=center"], "no central data"),
+        ([f"{LG}.base=center"], "trains on data at the centre, and there is none"),
         ([f"{LG}.names=['hed.']"], "begins with 'hed.'"),
         ([f"{LG}.warm_start=6"], "leaves no round of 6"),
         (["auxiliary.kind=autoencoder", "auxiliary.weight=-5.0"], "must be at least 0"),

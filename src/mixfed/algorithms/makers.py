@@ -16,7 +16,7 @@ from mixfed.algorithms.feddle.search import Search, feddle, feddle_plus
 from mixfed.algorithms.hybrid import fed_ft, feddf, hfcl
 from mixfed.algorithms.local_global import global_part, local_global
 from mixfed.algorithms.mixed import Centre, Population, example_transfer, gradient_1way, gradient_2way, parallel
-from mixfed.algorithms.registry import Base, base_of, refuse_without_centre
+from mixfed.algorithms.registry import NO_CENTRE, Base, base_of, refuse_without_centre
 from mixfed.core.algorithm import Algorithm
 from mixfed.core.optim import Optimizer, sgd
 from mixfed.core.storage import Place
@@ -40,7 +40,7 @@ class Setup:
     """w_f and w_c: of the clients' and of the centre's loss in the mixed loss."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The settings of algorithms by name, for those that are built on another one."""
-    without_centre: str = "there is none; give it a file or a share of the examples (data.central)"
+    without_centre: str = NO_CENTRE
     """Why there is no ``centre``."""
     of_other_domain: bool = False
     """Whether the centre's labels are not the task's."""

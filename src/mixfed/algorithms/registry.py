@@ -105,7 +105,10 @@ ALGORITHMS: dict[str, Entry] = {
 }
 
 
-def refuse_without_centre(why: str = "the set-up has no central data") -> NoReturn:
+NO_CENTRE = "there is none; give it a file or a share of the examples (data.central)"
+
+
+def refuse_without_centre(why: str = NO_CENTRE) -> NoReturn:
     """Refuses an algorithm that cannot do without data at the centre."""
     raise InputError(f"This algorithm trains on data at the centre, and {why}.")
 
