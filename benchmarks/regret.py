@@ -352,7 +352,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {label} | {row['metric'].replace('_', ' ')} | {row['rounds']}"
             f" | {row['seeds']} | {trained} | {name} {figure:.3f} | {row['minutes']:g} | {_advised(row)} |"
-            f" {_points(regret(row))} ± {_points(error(row))} |"
+            f" {_points(regret(row))}{f' ± {_points(error(row))}' if row['seeds'] > 1 else ''} |"
         )
     return "\n".join([*lines, "", *_summaries(rows)])
 
