@@ -1,9 +1,8 @@
 """Rounds per second and memory as the cohort grows, and as the population does: ``python benchmarks/scaling.py``.
 
 The work is that of ``run.py``, with 10 to 10,000 clients a round of 10⁴, and with 100 a round of 10³ to 10⁶. A round's
-cost should follow the cohort and not the population. Every system has the same examples: a file that is mapped into
-memory, in which the examples of 1,000 clients repeat. A file that would be larger than ``LARGEST`` is made of holes,
-which read as zeros.
+cost should follow the cohort and not the population. Every system has the same examples, and those of 4,096 clients
+repeat in them (``repeated.py``), so that nobody waits for a disk.
 
 So that all of it takes minutes, peers have the usual and the largest population only, and a system that is not done in
 time with a cohort is not tried with larger ones.
@@ -20,23 +19,12 @@ from measuring import Row, add_options, measure, names
 from rich.console import Console
 from rich.table import Table
 from systems import SYSTEMS
-from workloads import FOLDER, WORKLOADS, Workload, file_of, named
+from workloads import FOLDER, WORKLOADS, Workload, named, write
 
 COHORTS = (10, 100, 1_000, 10_000)
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
 USUAL_COHORT, USUAL_POPULATION = 100, 10_000
-LARGEST = 2 * 10**9
 OWN = "mixfed"
-
-
-def write(workload: Workload, population: int) -> None:
-    """The population's examples, in files."""
-    for field, pool in zip("xy", workload.data(), strict=True):
-        file, size = file_of(workload.name, population, field), pool.nbytes // len(pool) * population
-        with file.open("wb") as out:
-            for _ in range(population // len(pool) if size <= LARGEST else 0):
-                out.write(pool.numpy().data)
-            out.truncate(size)
 
 
 def main() -> None:
@@ -51,26 +39,34 @@ def main() -> None:
     console.width = max(console.width, 110)
     for name in options.workloads:
         late: dict[str, Row] = {}
-        for population in (p for p in POPULATIONS if p <= options.most):
-            cohorts = [c for c in COHORTS if population == USUAL_POPULATION or c == USUAL_COHORT]
-            with tempfile.TemporaryDirectory() as folder, console.status("") as status:
-                os.environ[FOLDER] = folder
-                write(WORKLOADS[name], population)
-                for cohort in cohorts:
-                    workload = named(f"{name}:{cohort}:{population}")
-                    rows = found[workload.spec] = {}
-                    for system in options.systems:
-                        if system != OWN and population not in (USUAL_POPULATION, options.most):
-                            continue
-                        status.update(f"{workload.spec} {system}")
-                        larger = population == USUAL_POPULATION and system in late
-                        rows[system] = late[system] if larger else measure(workload, system, options, None)
-                        if population == USUAL_POPULATION and _is_late(rows[system]):
-                            late[system] = rows[system]
+        with tempfile.TemporaryDirectory() as folder, console.status("") as status:
+            os.environ[FOLDER] = folder
+            write(WORKLOADS[name])
+            for cohort, population in sizes(options.most):
+                workload = named(f"{name}:{cohort}:{population}")
+                rows = found[workload.spec] = {}
+                for system in options.systems:
+                    if system != OWN and population not in (USUAL_POPULATION, options.most):
+                        continue
+                    status.update(f"{workload.spec} {system}")
+                    larger = population == USUAL_POPULATION and system in late
+                    rows[system] = late[system] if larger else measure(workload, system, options, None)
+                    if population == USUAL_POPULATION and _is_late(rows[system]):
+                        late[system] = rows[system]
         cells = {spec: rows for spec, rows in found.items() if spec.startswith(name)}
         console.print(table(WORKLOADS[name], cells, options.systems), "")
         if options.json:
             options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def sizes(most: int) -> list[tuple[int, int]]:
+    """Every cohort of the usual population, and the usual cohort of every population."""
+    return [
+        (cohort, population)
+        for population in POPULATIONS
+        for cohort in COHORTS
+        if population <= most and (population == USUAL_POPULATION or cohort == USUAL_COHORT)
+    ]
 
 
 def table(workload: Workload, cells: dict[str, dict[str, Row]], systems: list[str]) -> Table:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from repeated import POOL, repeated
 from torch import Tensor, nn
 
 Data = tuple[Tensor, Tensor]
@@ -216,16 +216,23 @@ def named(spec: str) -> Workload:
     return replace(found, population=int(sizes[1]), generate=_mapped(name)) if len(sizes) > 1 else found
 
 
-def file_of(name: str, population: int, field: str) -> Path:
-    """Where a workload's x or y is, for a population of this size."""
-    return Path(os.environ[FOLDER], f"{name}-{population}-{field}")
+def file_of(name: str, field: str) -> Path:
+    """Where a workload's x or y is, of the clients whose examples repeat."""
+    return Path(os.environ[FOLDER], f"{name}-{field}")
+
+
+def write(workload: Workload) -> None:
+    """The examples that repeat, in files."""
+    x, y = workload.generate(POOL, workload.examples, torch.Generator().manual_seed(2))
+    x.numpy().tofile(file_of(workload.name, "x"))
+    y.numpy().tofile(file_of(workload.name, "y"))
 
 
 def _mapped(name: str) -> Callable[[int, int, torch.Generator], Data]:
     def generate(population: int, examples: int, seed: torch.Generator) -> Data:
         like = dict(zip("xy", WORKLOADS[name].generate(1, examples, seed), strict=True))
         found = {
-            field: np.memmap(file_of(name, population, field), t.numpy().dtype, "r+", shape=(population, *t.shape[1:]))
+            field: repeated(file_of(name, field), t.numpy().dtype, (population, *t.shape[1:]))
             for field, t in like.items()
         }
         return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
