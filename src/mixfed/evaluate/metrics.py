@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 from mixfed.evaluate.many import Owned, same_examples
 from mixfed.evaluate.of_classes import CLASS_METRICS, as_logits, measured
-from mixfed.evaluate.ranking import Recall
+from mixfed.evaluate.ranking import Recall, rank
 from mixfed.evaluate.registry import METRICS, RECALLS
 
 Metric = Callable[[Tensor, Batch], Tensor]
@@ -177,10 +178,12 @@ class Figures:
     def add(self, outputs: Any, batch: Batch) -> None:
         """Takes the outputs for one batch."""
         self.examples += len(next(iter(batch.values())))
+        ranks = cache(partial(rank, outputs, batch))
         for name in self.metrics:
             if name in RANKING_METRICS or name in CLASS_METRICS:
                 continue
-            values = self._functions[name](outputs, batch)
+            function = self._functions[name]
+            values = function.among(ranks()) if isinstance(function, Recall) else function(outputs, batch)
             self._totals[name] = self._totals.get(name, 0.0) + float(values.double().sum())
         if any(name in RANKING_METRICS for name in self.metrics):
             found = {"y": batch["y"], "scores": _scores(outputs.reshape(len(batch["y"]), -1))}
