@@ -104,10 +104,25 @@ def sgd(
         ahead = tree.add(gradient, moving, momentum) if nesterov else moving
         return ahead, {"momentum": moving}
 
+    def write(params: Params, gradient: Params, memory: Memory, rate: float) -> None:
+        names = list(params)
+        torch._fused_sgd_(
+            [params[n] for n in names],
+            [_laid_out_as(gradient[n], params[n]) for n in names],
+            [memory["momentum"][n] for n in names],
+            weight_decay=weight_decay,
+            momentum=momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=nesterov,
+            maximize=False,
+            is_first_step=False,  # a memory of zeros takes the first gradient as it is
+        )
+
     rule = (
         "sgd" if not (momentum or weight_decay) else "nesterov" if nesterov else "momentum" if momentum else "sgd+decay"
     )
-    return Optimizer(rule, learning_rate, init, direction, decay, inverse_decay)
+    return Optimizer(rule, learning_rate, init, direction, decay, inverse_decay, write if momentum else None)
 
 
 @within_ranges()
