@@ -20,9 +20,9 @@ from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 from mixfed.evaluate.probe.advice import advise, as_json
 from mixfed.evaluate.probe.dissimilarity import Dissimilarity, measure_dissimilarity
-from mixfed.experiments.probing import local_steps
+from mixfed.experiments.probing import is_linear, local_steps
 from mixfed.experiments.recipe import Training
-from mixfed.models.networks import mlp
+from mixfed.models.networks import linear, mlp
 from tests.problems import point, trainer
 
 
@@ -142,9 +142,45 @@ def test_advice() -> None:
     assert unlike.largest_rate == pytest.approx(
         {"parallel": 1 / 96, "gradient_1way": 1 / 144, "gradient_2way": 1 / 192}
     )
+    # Table 4, convex: 1/(12·2·4), 1/(8·2·4), 1/(81·2·4).
+    convex = advise(found_with(49.0), cohort=10, steps=4, server_rate=1.0, central_examples=5000, convex=True)
+    assert convex.largest_rate == pytest.approx({"parallel": 1 / 96, "gradient_1way": 1 / 64, "gradient_2way": 1 / 648})
+    assert "Table 4 (convex)" in " ".join(convex.reasons)
     assert unlike.slowdown > alike.slowdown > 1
     assert "estimate" in " ".join(unlike.reasons)
     assert as_json(found_with(49.0), unlike)["advice"]["algorithm"] == "gradient_1way"
+
+
+def test_bounds_by_hand() -> None:
+    """F = 2, β = 2, σ² = 1, σ_c² = 0.01, S = 10, K = 4, so that σ² + S·σ_c² = 1.1 and K·S = 40.
+
+    Non-convex: ε = 0.01·‖∇f‖² = 0.01; 2-way 1.1·4/(40·1e-4) + 4/0.01 = 1,500, parallel √(2·2)/1e-3 = 2,000 more, 1-way
+    1.4·4/(40·1e-4) + 400 = 1,800. Convex: ε = 0.01·F = 0.02 and D² = 2F/β = 2; 2-way 1.1·2/(40·4e-4) + 4/0.02 = 337.5,
+    parallel √(2·2)/0.02^1.5 = 707.1 more, 1-way 1.4·2/(40·4e-4) + 200 = 375.
+    """
+    plain, convex = (
+        advise(found_with(2.0), cohort=10, steps=4, server_rate=1.0, central_examples=5000, convex=c)
+        for c in (False, True)
+    )
+    assert (plain.slowdown, plain.noise) == pytest.approx((3500 / 1500, 1800 / 1500))
+    assert (convex.slowdown, convex.noise) == pytest.approx((1 + 2 / 0.02**1.5 / 337.5, 375 / 337.5))
+
+
+def test_which_transfer_bears_the_larger_rate_depends_on_the_steps() -> None:
+    one, many = (
+        " ".join(advise(found_with(49.0), cohort=10, steps=k, server_rate=1.0, central_examples=5000).reasons)
+        for k in (1, 5)
+    )
+    assert "bears larger rates than 2-way" in one
+    assert "first to diverge" in many
+
+
+def test_a_convex_problem_is_a_linear_network() -> None:
+    assert is_linear(linear(4, 2))
+    assert is_linear(torch.nn.Linear(4, 2))
+    assert not is_linear(mlp(4, 2, [3]))
+    assert not is_linear(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)))
+    assert not is_linear(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()))
 
 
 def test_refusals() -> None:

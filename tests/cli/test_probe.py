@@ -35,7 +35,15 @@ def test_the_probe_measures_and_advises(tmp_path: Path) -> None:
     assert found["max"]["G2"] >= found["median"]["G2"] > 0
     assert found["advice"]["algorithm"] in ("parallel", "gradient_1way", "gradient_2way")
     assert "estimate" in done.stdout
+    assert not found["advice"]["convex"]
     assert (out / "probe.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_linear_model_is_advised_by_the_convex_rows(tmp_path: Path) -> None:
+    linear = ["--set", "model.name=linear", "--rounds", "2", "--repeats", "1", "--out", tmp_path / "probe", "--json"]
+    done = mixfed("probe", "digits", *linear)
+    assert last_json(done)["advice"]["convex"]
+    assert "(convex)" in done.stdout
 
 
 def test_the_probe_needs_a_centre(capsys: pytest.CaptureFixture[str]) -> None:

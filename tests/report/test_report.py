@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
+from mixfed.experiments.report.view import Group, View
 from mixfed.experiments.reporting import report
+from mixfed.experiments.request import Request
 from tests.cli.tools import TINY, here, refused
 
 from .browser import browser
@@ -37,6 +39,15 @@ def test_the_page_needs_nothing_but_itself(comparison: Path) -> None:
     outside = re.sub(r"<script.*?</script>", lambda found: found[0].partition(">")[0], page, flags=re.DOTALL)
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(""", outside)
     assert "<h1>Digits &lt;b&gt;&amp; co&lt;/b&gt;</h1>" in page
+
+
+def test_curves_have_the_interval_of_the_mean() -> None:
+    """Seeds of 0.4 and 0.6: half a width of t₀.₉₇₅(1)·0.1414/√2 = 12.706·0.1."""
+    recipe = Request("digits").on(Request("digits").base())
+    views = [View(recipe, Path(), {}, [{"round": 1, "accuracy": value}]) for value in (0.4, 0.6)]
+    found = Group(views).curve("accuracy")
+    assert found["surely_below"] - found["mean"] == pytest.approx([1.2706], rel=1e-4)
+    assert found["high"] - found["mean"] == pytest.approx([0.1414], rel=1e-3)
 
 
 def test_a_report_can_be_made_anew_and_of_several_folders(comparison: Path, tmp_path: Path) -> None:

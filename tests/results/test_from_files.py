@@ -13,7 +13,7 @@ from mixfed.experiments.reproduce.blocks import Found
 from mixfed.experiments.reproduce.check import problems
 from mixfed.experiments.reproduce.definition import Definition, load
 from mixfed.experiments.reproduce.figures import draw, is_current
-from mixfed.experiments.reproduce.pages import pages_in, rendered, rewrite, tables_by_hand
+from mixfed.experiments.reproduce.pages import finder, pages_in, rendered, rewrite, tables_by_hand
 from mixfed.experiments.reproduce.papers import all_claims
 from mixfed.experiments.reproduce.runs import judge_again
 from mixfed.experiments.reproduce.store import Store, Stored
@@ -191,3 +191,20 @@ def test_every_claim_of_the_papers_has_a_test_and_is_on_the_page() -> None:
     assert tested == {claim.id for claim in all_claims().values() if claim.id in tested or not claim.note}
     text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
     assert all(claim.text in text for claim in all_claims().values())
+
+
+def test_every_experiment_is_on_a_page_or_in_the_list_of_what_it_needs() -> None:
+    """With its figures and its verdicts; of what needs more than is at hand the command and the cost are enough."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("results*.md"))
+    claims = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    for name in packaged("reproductions"):
+        shown = all(f"<!-- {kind} {name} " in pages for kind in ("table", "claims"))
+        listed = bool(load(name).needs) and f"| `mixfed reproduce {name} --data DIR` | " in claims
+        assert shown or listed, name
+
+
+def test_what_needs_more_is_listed_with_its_command_and_its_cost(tmp_path: Path) -> None:
+    """100 h a run: five methods with three seeds are 1,500 h."""
+    made = page("<!-- needed -->\n<!-- end -->", finder(Store(tmp_path)))
+    assert "| `mixfed reproduce language-paper --data DIR` | 0 of 15 | 1,500 h |" in made
+    assert "mixfed reproduce digits " not in made

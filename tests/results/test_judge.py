@@ -9,6 +9,7 @@ import pytest
 
 from mixfed.experiments.reproduce.definition import load
 from mixfed.experiments.reproduce.judge import combined, difference, figure_of, judge
+from mixfed.experiments.reproduce.tables import evidence
 from tests.results.tiny import made_up, tiny
 
 HEAD = """
@@ -121,3 +122,24 @@ def test_figures_of_a_run() -> None:
     assert figure_of(record, "ledger.sent (ten down)", 2) is None
     assert figure_of(record, "ledger.server_flops_per_round", 2) == 2
     assert figure_of(record, "unknown", 2) is None
+    assert figure_of(record, "diagnostics.cosine", 2) is None
+    assert figure_of(record | {"diagnostics": {"cosine": 0.9}}, "diagnostics.cosine", 2) == 0.9
+
+
+def test_one_metric_beside_another(tmp_path: Path) -> None:
+    """Loss is 1 − accuracy there: 0.4 beside 0.6, and the evidence says which is which."""
+    claim = 'text = "c"\nnear = ["A"]\nof = ["A"]\nby = 0.3\nmetric = "loss"\nof_metric = "accuracy"'
+    definition = load(str(tiny(tmp_path, f"{HEAD}\n[[claims]]\n{claim}")))
+    found = judge(definition, made_up(definition, {"A": [0.6] * 3, "B": [0.5] * 3}))[0]
+    assert found["verdict"] == "holds"
+    assert "A (loss) from A (accuracy) by 0.200" in evidence(definition, found)
+
+
+def test_evidence_counts_what_holds_what_holds_partly_and_what_was_not_tried(tmp_path: Path) -> None:
+    claim = '[[claims]]\ntext = "c"\nahead = ["A"]\nof = [0.1, 0.59, 0.9, "B"]'
+    definition = load(str(tiny(tmp_path, f"{HEAD}\n{claim}")))
+    stored = made_up(definition, {"A": [0.6, 0.62, 0.58], "B": [0.5] * 3})
+    for key in [key for key in stored.runs if key.label == "B"]:
+        del stored.runs[key]
+    told = evidence(definition, judge(definition, stored)[0])
+    assert told.startswith("1 of 4 comparisons hold, 1 partly, 1 not tried; least: A ahead of 0.900 by −0.300")

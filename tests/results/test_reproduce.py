@@ -88,6 +88,23 @@ def test_a_run_is_what_its_command_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert [f"{line['accuracy']:.5g}" for line in lines] == [f"{v:.5g}" for v in record["metrics"]["accuracy"]]
 
 
+def test_what_an_algorithm_tells_of_itself_is_stored_as_means_over_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = TINY.replace("oracle", "feddle") + 'metric = "diagnostics.negative_share"\n'
+    path = tiny(tmp_path, text)
+    command(str(path), "--seeds", "0", "--cells", "fast", "--out", "runs")
+    runs = Store("results").read("tiny").runs
+    assert "diagnostics" not in runs[Key("FedAvg", "fast", 0)]
+    told = runs[Key("Oracle", "fast", 0)]["diagnostics"]
+    file = next(Path("runs").rglob("diagnostics.jsonl"))
+    shares = [json.loads(line)["negative_share"] for line in file.read_text().splitlines()]
+    assert told["negative_share"] == pytest.approx(sum(shares) / len(shares), rel=1e-4)
+    assert "round" not in told
+    assert problems(Store("results"), None, str(path)) == []
+
+
 def test_settings_are_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = TINY.replace('paper = {"accuracy @ fast" = 0.5}', "") + "\n[tune]\ntrials = 2\nrounds = 8\ncell = 'fast'\n"

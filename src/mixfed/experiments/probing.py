@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from mixfed.data.store import FederatedData
 from mixfed.errors import InputError
@@ -62,8 +63,17 @@ def probe(
         steps=local_steps(recipe.client, scenario.clients),
         server_rate=recipe.server.learning_rate,
         central_examples=0 if scenario.central is None else len(scenario.central),
+        convex=recipe.regulariser.name == "none" and is_linear(setup.client.model.module()),
     )
     return found, advice
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a network is one linear layer, so that cross-entropy and squared errors are convex in its parameters."""
+    layers = [part for part in module.modules() if not list(part.children())]
+    return len([part for part in layers if list(part.parameters())]) == 1 and all(
+        isinstance(part, nn.Linear | nn.Flatten | nn.Identity) for part in layers
+    )
 
 
 def local_steps(how: Training, clients: FederatedData) -> int:

@@ -34,7 +34,8 @@ def palette(count: int) -> list[str]:
 
 
 def curves(groups: Mapping[str, Group], metric: str, against: str = "round") -> Any:
-    """The metric over rounds, bytes or seconds: the mean over seeds, with a band of one standard deviation."""
+    """The metric over rounds, bytes or seconds: the mean over seeds, with a band of one standard deviation and dotted
+    lines around the mean's 95% interval."""
     chart = _chart(f"{metric.replace('_', ' on ', 1)}", _UNITS[against], "")
     for colour, (name, group) in zip(palette(len(groups)), groups.items(), strict=True):
         table = group.curve(metric)
@@ -43,6 +44,8 @@ def curves(groups: Mapping[str, Group], metric: str, against: str = "round") -> 
         source = ColumnDataSource(table)
         if table["spread"].any():
             chart.varea(against, "low", "high", source=source, color=colour, alpha=0.18, legend_label=name)
+            for side in ("surely_above", "surely_below"):
+                chart.line(against, side, source=source, color=colour, line_dash="dotted", legend_label=name)
         if len(table["round"]) == 1:
             chart.scatter(against, "mean", source=source, color=colour, size=8, legend_label=name)
         else:
@@ -222,4 +225,4 @@ def _in_units() -> CustomJSTickFormatter:
 
 
 def _is_curve(renderer: Any) -> bool:
-    return type(renderer.glyph).__name__ in ("Line", "Scatter")
+    return type(renderer.glyph).__name__ in ("Line", "Scatter") and renderer.glyph.y == "mean"

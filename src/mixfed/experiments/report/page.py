@@ -99,7 +99,7 @@ def _figures(groups: Mapping[str, Group]) -> Section:
                 row.append(figure(paper[name].get(metric)))
         seconds = sum(view.result["seconds"] for view in group.views) / len(group.views)
         rows.append([*row, f"{seconds:.1f}"])
-    text = "Mean ± standard deviation over seeds." if any(len(g.views) > 1 for g in groups.values()) else ""
+    text = "Mean ± standard deviation over seeds." if _of_seeds(groups) else ""
     return Section("What they reached" if len(groups) > 1 else "What it reached", text, rows)
 
 
@@ -111,7 +111,13 @@ def _curves(groups: Mapping[str, Group]) -> Section | None:
     names.sort(key=lambda name: name.startswith("loss"))
     drawn = [charts.curves(groups, names[0], x) for x in ("round", "bytes", "seconds")]
     drawn += [charts.curves(groups, name) for name in names[1:MOST_METRICS]]
-    return Section("On the way", "A click on a name in a legend hides or shows its curve.", charts=drawn)
+    text = "A click on a name in a legend hides or shows its curve."
+    text += " Bands are one standard deviation, dotted lines the mean's 95% interval." if _of_seeds(groups) else ""
+    return Section("On the way", text, charts=drawn)
+
+
+def _of_seeds(groups: Mapping[str, Group]) -> bool:
+    return any(len(group.views) > 1 for group in groups.values())
 
 
 def _costs(groups: Mapping[str, Group]) -> Section:

@@ -58,15 +58,21 @@ def plot_comparison(
 
 
 def plot_study(path: Path, title: str, metric: str, summary: Mapping[str, Mapping[str, Any]]) -> None:
-    """A metric over the points of a study, a line per algorithm; points at which every run diverged are left out."""
+    """A metric over the points of a study, a line per algorithm; points at which every run diverged are left out.
+
+    Bars are one standard deviation, and dotted ones the mean's 95% interval.
+    """
     figure = Figure(figsize=(6.4, 4.4), dpi=130, layout="constrained")
     ax = figure.subplots()
     names = list(dict.fromkeys(name for by_name in summary.values() for name in by_name))
     for number, name in enumerate(names):
         found = [(i, by_name[name]) for i, by_name in enumerate(summary.values()) if by_name[name]["mean"] is not None]
         places, means = [i for i, _ in found], [f["mean"] for _, f in found]
-        spreads = [f["spread"] for _, f in found]
-        ax.errorbar(places, means, spreads, color=colormaps["tab10"](number % 10), marker="o", capsize=3, label=name)
+        spreads, colour = [f["spread"] for _, f in found], colormaps["tab10"](number % 10)
+        halves = [half_interval(f["values"]) or 0.0 for _, f in found]
+        ax.errorbar(places, means, spreads, color=colour, marker="o", capsize=3, label=name)
+        for bars in ax.errorbar(places, means, halves, fmt="none", ecolor=colour, elinewidth=0.7).lines[2]:
+            bars.set_linestyle(":")
     ax.set_xticks(range(len(summary)), [plain(label) for label in summary], fontsize=9)
     ax.set_ylabel(metric.replace("_", " on ", 1))
     ax.spines[["top", "right"]].set_visible(False)
@@ -95,14 +101,20 @@ def plot_diagnostics(path: Path, title: str, history: History) -> None:
 def plot_theory(
     path: Path, alphas: Sequence[float], curves: Mapping[str, tuple[float, NDArray[Any], NDArray[Any]]]
 ) -> None:
-    """A panel per title: the best α, the closed form, and what was measured [seeds, alphas], over α."""
+    """A panel per title: the best α, the closed form, and what was measured [seeds, alphas], over α.
+
+    The band is one standard deviation, and the dotted lines are the mean's 95% interval.
+    """
     figure = Figure(figsize=(3.4 * len(curves), 3), dpi=150, layout="constrained")
     axes = figure.subplots(1, len(curves), squeeze=False)[0]
     for ax, (title, (best, closed, measured)) in zip(axes, curves.items(), strict=True):
-        mean, spread = measured.mean(axis=0), measured.std(axis=0)
+        mean, spread = measured.mean(axis=0), measured.std(axis=0, ddof=min(1, len(measured) - 1))
+        half = np.array([half_interval(errors) or 0.0 for errors in measured.T])
         ax.plot(alphas, closed, color="black", label="closed form")
         ax.plot(alphas, mean, "o", markersize=4, color="#d1495b", label="measured")
         ax.fill_between(alphas, mean - spread, mean + spread, color="#d1495b", alpha=0.2)
+        for side in (mean - half, mean + half):
+            ax.plot(alphas, side, color="#d1495b", linestyle=":", linewidth=0.7)
         ax.axvline(best, linestyle=":", color="grey", label=f"α* = {best:.2f}")
         ax.set(title=title, xlabel="α (1: local, 0: global)")
         ax.set_ylim(bottom=0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mixfed.experiments.recipe import Recipe
-from mixfed.experiments.scores import spread_of
+from mixfed.experiments.scores import half_interval, spread_of
 
 Entries = Sequence[Mapping[str, Any]]
 
@@ -53,7 +53,8 @@ class Group:
         return float(np.mean([view.result["ledger"].get(name, 0) for view in self.views]))
 
     def curve(self, metric: str) -> dict[str, NDArray[np.float64]]:
-        """Columns over the evaluated rounds: the metric's mean and spread, and what a run had cost by then."""
+        """Columns over the evaluated rounds: the metric's mean, its spread and half the mean's 95% interval, and what a
+        run had cost by then."""
         values: dict[int, list[float]] = {}
         prices: dict[int, list[tuple[float, float]]] = {}
         for view in self.views:
@@ -65,6 +66,7 @@ class Group:
         rounds = sorted(values)
         mean = np.array([np.mean(values[r]) for r in rounds])
         spread = np.array([np.std(values[r], ddof=1) if len(values[r]) > 1 else 0.0 for r in rounds])
+        half = np.array([half_interval(values[r]) or 0.0 for r in rounds])
         price = np.array([np.mean(prices.get(r, [(np.nan, np.nan)]), axis=0) for r in rounds]).reshape(-1, 2)
         return {
             "round": np.array(rounds, float),
@@ -72,6 +74,8 @@ class Group:
             "spread": spread,
             "low": mean - spread,
             "high": mean + spread,
+            "surely_above": mean - half,
+            "surely_below": mean + half,
             "bytes": price[:, 0],
             "seconds": price[:, 1],
         }

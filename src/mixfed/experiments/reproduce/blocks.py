@@ -112,14 +112,27 @@ def nothing_stored(definition: Definition) -> str:
 
 
 def amount_of(definition: Definition) -> str:
-    """How many runs an experiment has, and about how long each takes."""
+    """How many runs an experiment has, about how long all of them take, and what they need."""
     needs = f", needs {definition.needs}" if definition.needs else ""
-    return f"{planned_runs(definition)} runs of about {_about(definition)}{needs}"
+    return f"{planned_runs(definition)} runs, about {cost_of(definition)} in all{needs}"
+
+
+def cost_of(definition: Definition) -> str:
+    """About how long all runs of an experiment take, without the trials that choose settings."""
+    seconds = sum(runs_of(definition, m) * (m.seconds or definition.seconds) for m in definition.runs)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
 
 
 def planned_runs(definition: Definition) -> int:
     """How many runs an experiment has."""
-    return sum(len(definition.cells_of(m)) * len(m.seeds or definition.seeds) for m in definition.runs)
+    return sum(runs_of(definition, method) for method in definition.runs)
+
+
+def runs_of(definition: Definition, method: Method) -> int:
+    """How many of its runs are of a method."""
+    return len(definition.cells_of(method)) * len(method.seeds or definition.seeds)
 
 
 def caption(definition: Definition, stored: Stored) -> str:
@@ -299,15 +312,17 @@ def _one_test(definition: Definition, stored: Stored, entry: Record) -> str:
     return f"[{name}](../results/{name}.json): {entry['claim']}: {entry['verdict']} ({evidence(definition, entry)})"
 
 
-def _about(definition: Definition) -> str:
-    seconds = definition.seconds
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.0f} h"
-    )
+def needed(arguments: str, find: Found) -> str:
+    """Every experiment that needs what is not at hand everywhere, with its command and about how long it takes."""
+    rows = []
+    for name in packaged("reproductions"):
+        definition, stored = find(name)
+        if definition.needs:
+            runs = f"{len(stored.runs)} of {planned_runs(definition)}"
+            command = f"`mixfed reproduce {name} --data DIR`"
+            rows.append([definition.title, definition.needs, command, runs, cost_of(definition)])
+    first, _, *others = markdown(["what", "needs", "command", "runs stored", "all runs take about"], rows).splitlines()
+    return "\n".join([first, "|---|---|---|---:|---:|", *others])
 
 
 def experiments(arguments: str, find: Found) -> str:

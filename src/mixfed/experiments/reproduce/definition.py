@@ -76,7 +76,8 @@ class Claim:
     """Something said of the figures, which paired differences over seeds decide (:mod:`.judge`).
 
     Each of ``ahead`` is ahead of each of ``of`` by more than ``by``; each of ``near`` is within ``by`` of each of
-    ``of``; or those of ``order`` are each ahead of the next. ``id`` is the paper's claim that it is a test of.
+    ``of``; or those of ``order`` are each ahead of the next. ``of_metric`` is the metric of ``of`` where it is not that
+    of the others. ``id`` is the paper's claim that it is a test of.
     """
 
     text: str
@@ -87,6 +88,7 @@ class Claim:
     of: list[Any] = field(default_factory=list)
     by: float = 0.0
     metric: str = ""
+    of_metric: str = ""
     cells: list[str] = field(default_factory=list)
 
 

@@ -61,9 +61,13 @@ class Difference:
 
 def figure_of(record: Record, metric: str, last: int) -> float | None:
     """A figure of a run: ``METRIC``, the best of the ``last`` evaluations; ``METRIC (last)``, the last one;
-    ``METRIC (ROUND)``, the one after so many rounds; ``ledger.NAME``, what it cost; ``seconds``."""
+    ``METRIC (ROUND)``, the one after so many rounds; ``ledger.NAME``, what it cost; ``diagnostics.NAME``, a mean over
+    rounds of what its algorithm told of itself; ``seconds``."""
     if metric == "seconds":
         return float(record["seconds"])
+    if metric.startswith("diagnostics."):
+        told: float | None = record.get("diagnostics", {}).get(metric.removeprefix("diagnostics."))
+        return told
     if metric.startswith("ledger."):
         return cost_of(record, metric.removeprefix("ledger."))
     if record.get("stopped"):
@@ -181,7 +185,7 @@ def _is_planned(definition: Definition, terms: tuple[Any, Any], cell: str) -> bo
 def _compared(definition: Definition, stored: Stored, claim: Claim, a: Any, b: Any, cell: str, metric: str) -> Record:
     entry: Record = {"a": a, "b": b} | ({"cell": cell} if cell else {})
     ours = term_values(definition, stored, a, cell, metric)
-    theirs = term_values(definition, stored, b, cell, metric)
+    theirs = term_values(definition, stored, b, cell, claim.of_metric or metric)
     if isinstance(ours, float):
         ours = dict.fromkeys(theirs, ours) if not isinstance(theirs, float) else {0: ours}
     if isinstance(theirs, float):

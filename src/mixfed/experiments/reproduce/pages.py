@@ -39,6 +39,7 @@ BLOCKS: dict[str, Block] = {
     "tuning": blocks.tuning,
     "summary": blocks.summary,
     "experiments": blocks.experiments,
+    "needed": blocks.needed,
     "figure": figures.markdown,
 }
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from filelock import FileLock, Timeout
 
@@ -18,7 +19,7 @@ from mixfed.experiments.reproduce.judge import judge
 from mixfed.experiments.reproduce.measure import probed, traced
 from mixfed.experiments.reproduce.plan import Asked, Planned, plan, planned
 from mixfed.experiments.reproduce.runs import Wanted, is_stored, missing, order_of
-from mixfed.experiments.reproduce.store import Record, Store, Stored, columns, environment
+from mixfed.experiments.reproduce.store import Record, Store, Stored, columns, environment, short
 from mixfed.experiments.runs import Dealer, take_up, train_all
 from mixfed.experiments.watch import UNWATCHED, Interrupted, Watch
 
@@ -122,7 +123,15 @@ def _trained(recipe: Recipe, folder: RunFolder, result: Record | None) -> Record
         return {"executor": recipe.simulator.executor, "metrics": columns(history)} | ended
     ended = {name: result[name] for name in ("rounds", "seconds", "ledger")}
     broken = {"broken": result["broken"]} if result.get("broken") else {}
-    return {"executor": _executor(folder), "metrics": columns(history), **ended, **broken}
+    return {"executor": _executor(folder), "metrics": columns(history), **ended, **broken, **_told(folder)}
+
+
+def _told(folder: RunFolder) -> Record:
+    """What an algorithm with diagnostics told of itself: the mean of each over the rounds that have it."""
+    entries = folder.diagnosed()
+    names = dict.fromkeys(name for entry in entries for name in entry if name != "round")
+    found = {name: short(fmean(entry[name] for entry in entries if name in entry)) for name in names}
+    return {"diagnostics": found} if found else {}
 
 
 def _executor(folder: RunFolder) -> str:

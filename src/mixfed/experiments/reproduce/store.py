@@ -148,7 +148,7 @@ def columns(history: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Evaluations as a list for each metric, to as many digits as are kept."""
     entries = list(history)
     names = dict.fromkeys(name for entry in entries for name in entry)
-    return {name: [_short(entry.get(name)) for entry in entries] for name in names}
+    return {name: [short(entry.get(name)) for entry in entries] for name in names}
 
 
 def environment() -> Record:
@@ -166,7 +166,8 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
+    """A number with as many digits as are kept."""
     return float(f"{value:.{SIGNIFICANT}g}") if isinstance(value, float) else value
 
 

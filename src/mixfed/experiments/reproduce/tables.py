@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mixfed.experiments.report.tables import amount
 from mixfed.experiments.reproduce.definition import Definition, is_quotient
-from mixfed.experiments.reproduce.judge import SENT, judge, values_of
+from mixfed.experiments.reproduce.judge import HOLDS, NOT_TRIED, PARTLY, SENT, judge, values_of
 from mixfed.experiments.reproduce.store import Record, Stored
 from mixfed.experiments.scores import spread_of
 
@@ -88,15 +89,29 @@ def evidence(definition: Definition, entry: Record) -> str:
     if not tried:
         stopped = any("stopped" in c for c in entry["comparisons"])
         return "runs stopped" if stopped else "no runs are stored"
-    near = any(claim.text == entry["claim"] and claim.near for claim in definition.claims)
-    least = min(tried, key=lambda c: (-abs(c["ahead"]) if near else c["ahead"]) - (c["half"] or 0.0))
-    word = "from" if near else "ahead of"
-    told = f"{least['a']} {word} {least['b']} by {_interval(definition, entry['metric'], least)}"
+    claim = next(claim for claim in definition.claims if claim.text == entry["claim"])
+    least = min(tried, key=lambda c: (-abs(c["ahead"]) if claim.near else c["ahead"]) - (c["half"] or 0.0))
+    word = "from" if claim.near else "ahead of"
+    ours, theirs = (f" ({entry['metric']})", f" ({claim.of_metric})") if claim.of_metric else ("", "")
+    other = f"{_term(definition, entry['metric'], least['b'])}{theirs}"
+    told = f"{least['a']}{ours} {word} {other} by {_interval(definition, entry['metric'], least)}"
     where = f" at {least['cell']}" if least.get("cell") else ""
     if len(entry["comparisons"]) == 1:
         return told + where
-    holds = sum(c["verdict"] == "holds" for c in entry["comparisons"])
-    return f"{holds} of {len(entry['comparisons'])} comparisons hold; least: {told}{where}"
+    return f"{_counts([c['verdict'] for c in entry['comparisons']])}; least: {told}{where}"
+
+
+def _counts(verdicts: Sequence[str]) -> str:
+    """How many of some comparisons hold, and how many of the rest hold partly or were not tried."""
+    told = f"{verdicts.count(HOLDS)} of {len(verdicts)} comparisons hold"
+    partly, untried = verdicts.count(PARTLY), verdicts.count(NOT_TRIED)
+    return told + (f", {partly} partly" if partly else "") + (f", {untried} not tried" if untried else "")
+
+
+def _term(definition: Definition, metric: str, term: Any) -> str:
+    """A label; or a number, as the metric's figures are shown."""
+    plain = isinstance(term, str) or metric.startswith("ledger.")
+    return str(term) if plain else number(definition, metric, term)
 
 
 def _interval(definition: Definition, metric: str, comparison: Record) -> str:
