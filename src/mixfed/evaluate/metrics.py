@@ -219,7 +219,7 @@ class Figures:
         arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
         found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
         of_classes = [name for name in self.metrics if name in CLASS_METRICS]
-        several = measured(of_classes, arrays) if of_classes else {}
+        several = measured(of_classes, arrays, self.model.meaning) if of_classes else {}
         return {key: x for name in self.metrics for key, x in several.get(name, {name: found.get(name, 0.0)}).items()}
 
 

@@ -41,6 +41,7 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         buffers=section.buffers,
         dtype=getattr(torch, section.dtype),
         device=recipe.device,
+        meaning=scenario.meaning(),
     )
     check_compatible(model, scenario.test, "the test examples")
     if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
