@@ -170,7 +170,7 @@ def _metric(recipe: Recipe) -> str:
         found = [name for name in plain if name == wanted or name.startswith(f"{wanted}_")]
         if found:
             return found[0]
-    return names[0]
+    return next(iter([*names, *recipe.evaluate.metrics, "accuracy"]))
 
 
 def _tried(
