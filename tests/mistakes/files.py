@@ -93,6 +93,9 @@ def recipe(
 ARRAYS = {"fields": DROPPED, "test": DROPPED, "test_share": "0.2"}
 """For a file with fields x and y."""
 
+TEXT = {"fields": '{ x = "colour", y = "animal" }', "text": '"characters"', "length": "6"}
+"""The colours, letter by letter."""
+
 MISTAKES = [
     Mistake('A file that is not there: `clients = "al.csv"`', recipe({"clients": '"al.csv"'})),
     Mistake('A file of no known kind: `clients = "notes.txt"`', recipe({"clients": '"notes.txt"'})),
@@ -106,6 +109,9 @@ MISTAKES = [
     Mistake("A test file, and a share to test on", recipe({"test_share": "0.2"})),
     Mistake("One file, and nothing that says whose its examples are", recipe({"client": DROPPED})),
     Mistake("A tokenizer that is not there", recipe({"fields": '{ x = "colour", y = "animal" }', "text": '"t.json"'})),
+    Mistake("Text for a network that takes measurements", recipe(TEXT, {"name": '"mlp"'})),
+    Mistake("Text for a network that takes images", recipe(TEXT, {"name": '"cnn"'})),
+    Mistake("Labels of texts, and a network that answers at every position", recipe(TEXT, {"name": '"gru"'})),
     Mistake("Text of two columns", recipe({"text": '"characters"'})),
     Mistake("Semicolons between the columns", recipe({"clients": '"semicolons.csv"'})),
     Mistake("A CSV file without a line of names", recipe({"clients": '"nameless.csv"'})),

@@ -43,10 +43,18 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         device=recipe.device,
         meaning=scenario.meaning(),
     )
-    check_compatible(model, scenario.test, "the test examples")
+    readers = text_readers(scenario)
+    check_compatible(model, scenario.test, "the test examples", readers)
     if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
-        check_compatible(model, scenario.central, "the central examples")
+        check_compatible(model, scenario.central, "the central examples", readers)
     return model
+
+
+def text_readers(scenario: Scenario) -> str:
+    """The packaged network for the examples, if these are texts: with a label each, or one at every position."""
+    if scenario.source.vocabulary is None:
+        return ""
+    return "'bilstm'" if scenario.test.arrays["y"].ndim == 1 else "'gru'"
 
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
@@ -107,6 +115,15 @@ def _outputs(criterion: str, source: Source, labels: NDArray[Any] | None) -> int
     return 1 if criterion != "squared_error" or labels is None else int(np.prod(labels.shape[1:]))
 
 
+def _way_to(size: str, scenario: Scenario) -> str:
+    """What may give a network a size that the data do not."""
+    if text_readers(scenario):
+        return f"; the examples are texts, which {text_readers(scenario)} reads"
+    if size == "outputs" and scenario.source.encoding:
+        return "; if its labels are classes, data.labels = 'classes' numbers them from 0"
+    return ""
+
+
 _ALSO_CALLED = {"num_classes": "outputs", "in_channels": "channels", "in_chans": "channels"}
 """What networks of other packages call the sizes that the data determine."""
 
@@ -130,6 +147,5 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     for name in wanted:
         if wanted[name].required and name not in found and name not in section.options:
             told = f"The network '{section.name}' needs model.{name}, which this source does not determine"
-            way_out = "; if its labels are classes, data.labels = 'classes' numbers them from 0"
-            raise InputError(f"{told}{way_out if name == 'outputs' and source.encoding else ''}.")
+            raise InputError(f"{told}{_way_to(name, scenario)}.")
     return found
