@@ -58,7 +58,8 @@ def build_schedule(recipe: Recipe) -> Schedule:
 def no_part(on: str) -> InputError:
     """The refusal of an evaluation on examples that were not kept apart."""
     setting = "data.central.validation" if on == "centre" else "data.validation"
-    return InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
+    of_task = "" if on == "centre" else ", or give a Task such examples"
+    return InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0{of_task}.")
 
 
 def check_own_set(recipe: Recipe, name: str, *, there: bool) -> None:

@@ -48,6 +48,9 @@ def load(
     params = read_weights(run.best if best else run.model)
     if client is not None:
         params = _of_client(run, recipe, params, client)
+    if network is not None and not isinstance(network, nn.Module):
+        kind = f"the class {network.__name__}" if isinstance(network, type) else f"a {type(network).__name__}"
+        raise InputError(f"The network is an object of torch.nn.Module, and not {kind}.")
     module = copy.deepcopy(network) if network is not None else _network(run, recipe)
     wrong = set(params) - set(module.state_dict())
     if wrong:
