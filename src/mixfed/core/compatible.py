@@ -54,9 +54,11 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
     one = {name: x[:1] for name, x in some.items()}
     weights = {name: x.to(model.dtype) for name, x in model.initial().items()}
     check = TARGETS.get(inspect.unwrap(model.criterion))
+    failing = "The model does not take"
     try:
         with torch.no_grad():
             outputs = model.outputs(weights, one, training=False)
+            failing = "The criterion fails on"
             if check and not isinstance(outputs, Tensor):
                 told = type(outputs).__name__
                 raise InputError(f"The network answers with a {told}, and the criterion needs a tensor; return one.")
@@ -71,10 +73,10 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
             " one that is meant."
         ) from error
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError, NameError) as error:
-        raise InputError(_refused(error, model, one, whose, readers)) from error
+        raise InputError(_refused(error, model, one, whose, readers, failing)) from error
 
 
-def _refused(error: Exception, model: Model, one: Batch, whose: str, readers: str) -> str:
+def _refused(error: Exception, model: Model, one: Batch, whose: str, readers: str, failing: str) -> str:
     """Why the network does not take examples, for which a type of numbers that it does not compute with is a reason."""
     told = " ".join(str(error).split()).rstrip(".")
     inputs = {name: x.dtype for name, x in one.items() if name not in ("y", "key") and x.dtype != torch.float32}
@@ -93,7 +95,7 @@ def _refused(error: Exception, model: Model, one: Batch, whose: str, readers: st
             f" convert it with .astype('{wanted}'), or in a prepare function."
         )
     shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in one.items())
-    return f"The model does not take {whose} (of shapes {shapes}): {told}{in_own_code(error)}."
+    return f"{failing} {whose} (of shapes {shapes}): {told}{in_own_code(error)}."
 
 
 def _listed(some: Batch) -> str:

@@ -125,7 +125,7 @@ def learn(
             if name == "y" and (labels == "classes" or (labels == "auto" and _is_text(together[0], or_bool=True))):
                 values["y"] = _known(together)
             elif name == "y" and _is_text(together[0]):
-                raise InputError(f"the labels '{column}' are words, and no {labels}; take labels = 'classes'")
+                raise InputError(f"the labels '{column}' are words, and no numbers; take labels = 'classes'")
             elif _is_text(together[0]) and not (name == "x" and text):
                 _refuse_decimal_commas(together[0], column)
                 values[column] = _known(together)
