@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -172,6 +173,8 @@ def pieces(numbers: Sequence[NDArray[np.int64]], people: NDArray[Any], length: i
 
 
 def _tokenizer(file: str) -> Any:
+    if not Path(file).is_file():
+        raise InputError(f"there is no tokenizer '{file}'; give the path of a tokenizer.json, or 'characters'")
     package = extra("tokenizers", "files")
     try:
         return package.Tokenizer.from_file(file)
