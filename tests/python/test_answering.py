@@ -103,6 +103,35 @@ def test_python_answers_as_the_command_does(of: str, trained: Path, tmp_path: Pa
     assert torch.equal(mixfed.predict(run, tmp_path / new, raw=True), outputs)
 
 
+@pytest.mark.parametrize("of", ["classes", "measurements"])
+def test_a_run_of_before_its_meaning_was_written_down_answers_the_same(of: str, trained: Path, tmp_path: Path) -> None:
+    recipe, run = trained / "fruit.toml" if of == "classes" else sizes(trained), tmp_path / "run"
+    here("run", recipe, "--rounds", "2", "--out", run)
+    write(tmp_path / "new.csv", 15, 3, labels=False)
+    before = mixfed.predict(run, tmp_path / "new.csv").tolist()
+    facts = json.loads((run / "facts.json").read_bytes())
+    del facts["answers"]
+    (run / "facts.json").write_text(json.dumps(facts))
+    assert mixfed.predict(run, tmp_path / "new.csv").tolist() == before
+
+
+def test_a_network_that_answers_at_every_position_has_no_answer_for_a_text(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = 'x = ["size", "colour"], y = "fruit" }'
+    recipe = RECIPE.replace(fields, 'x = "colour" }\ntext = "characters"\nlength = 4')
+    (trained / "next.toml").write_text(recipe.replace('"mlp"\nhidden = [8]', '"gru"\nhidden = 8'))
+    here("run", trained / "next.toml", "--rounds", "1", "--out", tmp_path / "run")
+    assert "every position" in refused(capsys, "predict", tmp_path / "run", "--data", trained / "test.csv")
+
+
+def test_what_a_network_cannot_be_asked(trained: Path) -> None:
+    here("run", trained / "fruit.toml", "--rounds", "1", "--out", trained / "asked")
+    for data, told in (({"y": [1]}, "takes a field x"), ([[0.0]], "has the shape"), (np.zeros((0, 3)), "no examples")):
+        with pytest.raises(mixfed.InputError, match=told):
+            mixfed.predict(trained / "asked", data)
+
+
 def test_classes_are_called_by_their_names_in_results(trained: Path, tmp_path: Path) -> None:
     (trained / "names.toml").write_text(RECIPE + '[evaluate]\nmetrics = ["accuracy", "class_accuracy"]\n')
     here("run", trained / "names.toml", "--out", tmp_path / "run", "--rounds", "2")
