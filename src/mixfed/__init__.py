@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mixfed.data import CentralData, FederatedData, load_source, spread
     from mixfed.errors import InputError, RunStopped
     from mixfed.evaluate.metrics import evaluator
+    from mixfed.experiments.answering import predict
     from mixfed.experiments.api import Comparison, advise, compare, probe, score, train, tune
     from mixfed.experiments.task import Task
     from mixfed.experiments.using import export, load
@@ -77,6 +78,7 @@ _HOMES = {
     "core.schedule": ["Schedule"],
     "experiments.task": ["Task"],
     "experiments.using": ["export", "load"],
+    "experiments.answering": ["predict"],
     "experiments.api": ["Comparison", "advise", "compare", "probe", "score", "train", "tune"],
 }
 _MODULES = {
@@ -103,7 +105,7 @@ __all__ = [  # noqa: RUF022 (in the order of _HOMES; a test compares the two)
     "binary_cross_entropy", "cross_entropy", "squared_error",
     "evaluator", "Model", "Optimizer", "adagrad", "adam", "sgd", "yogi",
     "Record", "Result", "run", "Schedule",
-    "Task", "export", "load", "Comparison", "advise", "compare", "probe", "score", "train", "tune",
+    "Task", "export", "load", "predict", "Comparison", "advise", "compare", "probe", "score", "train", "tune",
 ]  # fmt: skip
 
 

@@ -70,6 +70,20 @@ def test_objects_of_ones_own() -> None:
     assert any("The features of clients and centre are very unlike" in sentence for sentence in found.look)
 
 
+def test_a_metric_of_ones_own(tmp_path: Path) -> None:
+    """CA2FL steps with ten updates, and there are eight clients: that sentence ends once."""
+    code = "def right(outputs, batch):\n    return (outputs.argmax(-1) == batch['y']).float()\n"
+    (tmp_path / "mine.py").write_text(code)
+    settings = ["client.steps = 2", "central.steps = 2", "evaluate.metrics = ['mine.py:right']", "rounds = 8"]
+    few = ["cohort = 4", "data.central.kind = 'none'", "data.partition.clients = 8", "simulator.executor = 'loop'"]
+    few += ["evaluate.sets = ['all']"]
+    (tmp_path / "mine.toml").write_text("\n".join(['base = "digits"', *settings, *few]))
+    found = mf.advise(str(tmp_path / "mine.toml"), minutes=0.1, progress=False)
+    assert found.metric.startswith("right")
+    assert "buffer" in found.ruled_out["ca2fl"]
+    assert not any(why.endswith(".") or f"where {name} had" in why for name, why in found.ruled_out.items())
+
+
 def chances(labels: str, rate: float) -> mf.Task:
     """Points of the plane, whose labels are their side or drawn at random."""
     draw = np.random.default_rng(1)

@@ -44,6 +44,13 @@ def test_a_misspelt_metric_is_refused_before_training(tmp_path: Path, capsys: py
     assert not (tmp_path / "out").exists()
 
 
+def test_nothing_is_chosen_by_a_number_for_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_class = ["--set", "evaluate.metrics=['class_accuracy']", "--set", "data.validation=0.2", *TINY]
+    tune = ["tune", "digits", "--algorithms", "fedavg", "--grid", "client.steps=1,2", "--out", tmp_path / "out"]
+    for command in (tune, ["advise", "digits"], ["run", "digits", "--set", "stop.metric=class_accuracy"]):
+        assert "a choice is made by one number" in refused(capsys, *command, *by_class)
+
+
 def test_two_points_of_one_label_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "two points have the label 'small'" in refused(capsys, "study", study(tmp_path, second="small"))
 

@@ -56,6 +56,16 @@ def test_mlflow(tmp_path: Path) -> None:
     assert client.get_run(run).info.status == "FINISHED"
 
 
+def test_names_that_mlflow_refuses(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    metrics = "evaluate.metrics=['recall@1', 'class_accuracy']"
+    here("run", "digits", *TINY, "--rounds", "1", "--set", metrics, "--track", "mlflow", "--out", tmp_path / "run")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
+    known = client.get_run((tmp_path / "run" / "mlflow-run-id").read_text()).data.metrics
+    assert {"recall_1", "class_accuracy.9"} <= set(known)
+
+
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a network: wandb's own files have the metrics by name, of one run however often it is resumed."""
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import mixfed
 from mixfed.data.batch import Batch
+from mixfed.data.meaning import Meaning
 from mixfed.evaluate.metrics import Figures, accuracy
 from mixfed.evaluate.spread import spread_test
 from tests.problems import trainer
@@ -51,6 +52,19 @@ def test_a_single_logit_and_answers_that_are_no_numbers() -> None:
         "class_accuracy.0": 0.5, "class_accuracy.1": 1.0,
     }  # fmt: skip
     assert math.isnan(figures([[float("nan"), 0.0]] * 3, [0, 1, 1], "f1")["f1"])
+
+
+def test_classes_with_names_are_called_by_them() -> None:
+    model = mixfed.Model(nn.Linear(1, 1), mixfed.cross_entropy, meaning=Meaning(3, ("cat", "dog")))
+    found = Figures(model, ["class_accuracy"])
+    found.add(torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [0, 0, 9.0]]), {"y": torch.tensor([0, 1, 2])})
+    assert found.result() == {"class_accuracy.cat": 1.0, "class_accuracy.dog": 0.0, "class_accuracy.2": 1.0}
+
+
+def test_a_broken_model_has_the_same_keys() -> None:
+    found = figures([[float("nan"), 0.0]] * 3, [0, 1, 1], "class_accuracy", "f1")
+    assert set(found) == {"class_accuracy.0", "class_accuracy.1", "f1"}
+    assert all(map(math.isnan, found.values()))
 
 
 def test_percentiles_over_clients() -> None:

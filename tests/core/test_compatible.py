@@ -39,6 +39,7 @@ REFUSED: list[tuple[str, int, Any, str]] = [
     ("cross_entropy", 10, TEN - 1, "go from -1 to 8"),
     ("cross_entropy", 10, np.eye(10)[TEN], r"have the shape \[10\] each; of one-hot labels take the argmax"),
     ("cross_entropy", 10, TEN[:, None], r"have the shape \[1\] each"),
+    ("cross_entropy", 10, np.ones((N, 4)), "take a network with an answer at each position"),
     ("cross_entropy", 10, spoiled(37, 0.5), "float64 with fractions"),
     ("cross_entropy", 10, spoiled(37, np.nan), "float64 with fractions"),
     ("binary", 1, TEN, "go from 0 to 9, and binary cross-entropy knows 0 to 1; use cross_entropy for more classes"),

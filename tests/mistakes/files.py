@@ -26,11 +26,22 @@ DROPPED = ""
 
 CODE = """from dataclasses import replace
 
+from torch.nn import Linear
+
 from mixfed.algorithms.fedavg import fedavg
 
 
 def wrong(outputs, batch):
     return outputs[:, 0] / batch["y"].missing
+
+
+def alone(outputs):
+    return outputs[:, 0]
+
+
+class Deep(Linear):
+    def __init__(self, inputs, outputs, depth):
+        super().__init__(inputs, outputs)
 
 
 def failing(trainer):
@@ -93,6 +104,9 @@ def recipe(
 ARRAYS = {"fields": DROPPED, "test": DROPPED, "test_share": "0.2"}
 """For a file with fields x and y."""
 
+TEXT = {"fields": '{ x = "colour", y = "animal" }', "text": '"characters"', "length": "6"}
+"""The colours, letter by letter."""
+
 MISTAKES = [
     Mistake('A file that is not there: `clients = "al.csv"`', recipe({"clients": '"al.csv"'})),
     Mistake('A file of no known kind: `clients = "notes.txt"`', recipe({"clients": '"notes.txt"'})),
@@ -102,10 +116,14 @@ MISTAKES = [
     Mistake("Missing values in a column", recipe({"clients": '"gaps.csv"'})),
     Mistake("A class that only the test file has", recipe({"test": '"others.csv"'})),
     Mistake("Words as measurements", recipe({"labels": '"numbers"'})),
+    Mistake("Words, and a criterion for measurements", recipe(model={"criterion": '"squared_error"'})),
     Mistake("No test examples", recipe({"test": DROPPED})),
     Mistake("A test file, and a share to test on", recipe({"test_share": "0.2"})),
     Mistake("One file, and nothing that says whose its examples are", recipe({"client": DROPPED})),
     Mistake("A tokenizer that is not there", recipe({"fields": '{ x = "colour", y = "animal" }', "text": '"t.json"'})),
+    Mistake("Text for a network that takes measurements", recipe(TEXT, {"name": '"mlp"'})),
+    Mistake("Text for a network that takes images", recipe(TEXT, {"name": '"cnn"'})),
+    Mistake("Labels of texts, and a network that answers at every position", recipe(TEXT, {"name": '"gru"'})),
     Mistake("Text of two columns", recipe({"text": '"characters"'})),
     Mistake("Semicolons between the columns", recipe({"clients": '"semicolons.csv"'})),
     Mistake("A CSV file without a line of names", recipe({"clients": '"nameless.csv"'})),
@@ -122,6 +140,7 @@ MISTAKES = [
     Mistake("Features by another name than x", recipe({"fields": '{ features = "size", y = "animal" }'})),
     Mistake("A method for the centre, and nothing there", recipe(above='algorithm = "parallel"')),
     Mistake("A file of code that is not there", recipe(model={"name": '"nets.py:Net"'})),
+    Mistake("A file in place of the network in it", recipe(model={"name": '"net.py"'})),
     Mistake("A network that the file lacks", recipe(model={"name": '"net.py:Nets"'})),
     Mistake("Code that fails when it is loaded", recipe(model={"name": '"broken.py:Net"'})),
     Mistake("A network that is made already", recipe(model={"name": '"net.py:ready"'})),
@@ -130,8 +149,11 @@ MISTAKES = [
     Mistake("A pattern that freezes nothing", recipe(model={"frozen": '["bodies.*"]'})),
     Mistake("Weights that are not there", recipe(model={"weights": '"none.pth"'})),
     Mistake("Weights inside of a checkpoint", recipe(model={"weights": '"checkpoint.pth"'})),
+    Mistake("A network with a setting that is not given", recipe(model={"name": '"later.py:Deep"'})),
+    Mistake("A criterion that does not take the batch", recipe(model={"criterion": '"later.py:alone"'})),
     Mistake("A criterion that fails", recipe(model={"criterion": '"later.py:wrong"'})),
     Mistake("A metric that averages", recipe(above="evaluate.metrics = ['loss', 'mean.py:right']")),
+    Mistake("A file in place of an algorithm in it", recipe(above='algorithm = "method.py"')),
     Mistake("An algorithm with a setting that is not given", recipe(above='algorithm = "method.py:wants_more"')),
     Mistake("An algorithm that returns something else", recipe(above='algorithm = "method.py:none"')),
     Mistake("An algorithm that fails in a round", recipe(above='algorithm = "later.py:failing"')),

@@ -99,8 +99,13 @@ def asked(x: Any) -> Any:
     return mf.train(task(), "fedavg", progress=False).predict(x)
 
 
-def scored(arrays: Arrays) -> Any:
-    return mf.score(mf.train(task(), "fedavg", progress=False), arrays)
+def scored(arrays: Arrays, metrics: Any = ("accuracy",)) -> Any:
+    return mf.score(mf.train(task(), "fedavg", progress=False), arrays, metrics)
+
+
+def loaded(network: Any) -> Any:
+    mf.train(task(), "fedavg", out="finished", progress=False)
+    return mf.load("finished", network=network)
 
 
 class Shuffles(nn.Linear):
@@ -113,6 +118,7 @@ def normalised() -> nn.Module:
 
 
 GRID = {"client.learning_rate": 0.1}
+LISTED = {"client.learning_rate": [0.1, 0.2]}
 WORDS = np.array(["cat", "dog", "owl"])
 
 MISTAKES = [
@@ -148,6 +154,17 @@ MISTAKES = [
     Mistake("A share as a task's validation examples", lambda: task(validation=0.2)),
     Mistake("nn.CrossEntropyLoss() in a task", lambda: task(criterion=nn.CrossEntropyLoss())),
     Mistake('One method as a text: `compare(task, "fedavg")`', lambda: mf.compare(task(), "fedavg")),
+    Mistake("No method: `compare(task, [])`", lambda: mf.compare(task(), [])),
+    Mistake("A number of seeds in place of their list", lambda: mf.compare(task(), ["fedavg"], seeds=3)),
+    Mistake("A packaged method itself in place of its name", lambda: mf.train(task(), mf.fedavg)),
+    Mistake("Words as the labels of a task's test set", lambda: task(test=to("y", lambda y: WORDS[y])(examples(9, 2)))),
+    Mistake("Fewer names than classes", lambda: task(names=("cat", "dog"))),
+    Mistake("A task resumed, and no word on where", lambda: mf.train(task(), "fedavg", resume=True)),
+    Mistake("A task tuned without validation examples", lambda: mf.tune(task(), ["fedavg"], LISTED, progress=False)),
+    Mistake("The minutes of an advice as a text", lambda: mf.advise(task(), minutes="5")),
+    Mistake("A metric that is not there, in a score", lambda: scored(examples(9, 2), ["acuracy"])),
+    Mistake('One metric as a text: `score(result, data, "accuracy")`', lambda: scored(examples(9, 2), "accuracy")),
+    Mistake("The class of a network for a run's weights", lambda: loaded(nn.Linear)),
     Mistake("A number in place of a grid's list", lambda: mf.tune(task(), ["fedavg"], GRID)),
     Mistake("A run resumed with another network", lambda: resumed(network=nn.Linear(6, 3))),
     Mistake("Questions in float64", lambda: asked(np.zeros((2, 6)))),

@@ -15,6 +15,7 @@ from mixfed.core.model import Model
 from mixfed.errors import InputError
 from mixfed.experiments.build import Experiment, build
 from mixfed.experiments.request import Request
+from mixfed.experiments.using import load
 from tests.cli.tools import here, last_json, mixfed
 from tests.own.code import write_code
 
@@ -99,12 +100,28 @@ def test_own_things_in_a_comparison_that_is_resumed(tmp_path: Path) -> None:
     )
     assert (tmp_path / "both" / "shortened-seed0" / "result.json").exists()
     here(*compared, "--resume")
+    others = ["fedavg,method.py:of_setup" if word == "fedavg,shortened" else word for word in compared]
+    here(*others, "--resume")  # FedAvg has no part in other methods
     here("run", tmp_path / "both" / "shortened-seed0" / "config.toml", "--out", tmp_path / "again")
     one, two = (tmp_path / f / "model.safetensors" for f in ("both/shortened-seed0", "again"))
     assert one.read_bytes() == two.read_bytes()
 
 
 METHODS = '[methods]\nshortened = "method.py:shortened"\n'
+
+
+def test_a_network_whose_code_has_changed_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = [word for setting in [*TINY, *NET] for word in ("--set", setting)]
+    here("run", recipe_in(tmp_path), "--out", tmp_path / "run", *options)
+    load(tmp_path / "run")
+    assert not caplog.messages
+    (tmp_path / "layers.py").write_text((tmp_path / "layers.py").read_text().replace("ReLU", "Tanh"))
+    (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text() + "# read anew\n")
+    load(tmp_path / "run")
+    assert [message.partition(" since")[0] for message in caplog.messages] == [
+        "The file layers.py has changed",
+        "The file net.py has changed",
+    ]
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "factored"])

@@ -162,3 +162,14 @@ def test_the_command_and_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureF
     np.savez(tmp_path / "arrays.npz", user=np.arange(40) % 4, signal=np.zeros((40, 2)))
     assert "name it with --label" in refused(capsys, "new", tmp_path / "b", "--clients", tmp_path / "arrays.npz")
     assert not (tmp_path / "b.toml").exists()
+
+
+def test_a_column_of_many_words_is_left_out_and_can_be_read_by_letters(tmp_path: Path) -> None:
+    notes = [f"{colour} no. {n % 90}" for n, colour in enumerate(table(rows=180)["colour"])]
+    write(tmp_path / "all.csv", table(rows=180) | {"note": notes})
+    new = ["new", "one", "--clients", "all.csv", "--label", "animal"]
+    mixfed(*new, cwd=tmp_path)
+    assert "to learn from their letters use --features note" in (tmp_path / "one.toml").read_text()
+    mixfed(*["two" if word == "one" else word for word in new], "--features", "note", cwd=tmp_path)
+    data = tomllib.loads((tmp_path / "two.toml").read_text())["data"]
+    assert (data["fields"]["x"], data["text"]) == ("note", "characters")

@@ -103,6 +103,35 @@ def test_a_criterion_of_ones_own() -> None:
         torch.testing.assert_close(half.params[name], x)
 
 
+def right(outputs: Tensor, batch: Any) -> Tensor:
+    return outputs.argmax(-1).eq(batch["y"]).float()
+
+
+def slow(trainer: mixfed.LocalTrainer, *, share: float = 1.0) -> mixfed.Algorithm:
+    """FedAvg whose server goes a share of the way."""
+    return mixfed.fedavg(trainer, server=mixfed.sgd(share), name="slow")
+
+
+def test_metrics_and_algorithms_are_functions_too(tmp_path: Path) -> None:
+    both = task(evaluate={"metrics": ["accuracy", right]}, algorithms={"slow": {"share": np.float32(0.5)}})
+    found = mixfed.compare(both, ["fedavg", slow], seeds=np.arange(2), out=tmp_path / "run", progress=False)
+    assert list(found.algorithms) == ["fedavg", "slow"]
+    for entry in found.algorithms.values():
+        assert entry["metrics"]["right"] == entry["metrics"]["accuracy"]
+    whole = mixfed.train(task(), slow, progress=False)
+    plain = mixfed.train(task(rounds=np.int64(SETTINGS["rounds"])), "fedavg", progress=False)
+    assert all(torch.equal(whole.params[name], x) for name, x in plain.params.items())
+
+
+def test_tuning_by_a_metric_of_ones_own(tmp_path: Path) -> None:
+    clients, centre, test = blobs(clients=12)
+    settings = SETTINGS | {"evaluate": {"metrics": [right]}}
+    both = mixfed.Task(network(), clients, test, centre=centre, validation=test, **settings)
+    grid = {"client.learning_rate": np.array([0.0001, 0.1])}
+    found = mixfed.tune(both, [slow], grid, metric=right, out=tmp_path / "tuned", progress=False)
+    assert found["algorithms"]["slow"]["best"]["settings"] == {"client.learning_rate": 0.1}
+
+
 def test_a_probe_measures_a_task() -> None:
     """Clients and centre hold different classes, so parallel training alone is not advised."""
     assert mixfed.probe(task(), rounds=6, repeats=1, progress=False).algorithm != "parallel"
@@ -141,6 +170,8 @@ def test_results_answer_and_tell() -> None:
         ({"data": {"source": "digits"}}, "A task makes 'data' of its objects; leave it out."),
         ({"rouns": 3}, "There is no setting 'rouns'; did you mean 'rounds'?"),
         ({"client": {"lr": 0.1}}, "There is no setting 'client.lr'; did you mean 'client.learning_rate'?"),
+        ({"evaluate": {"metrics": [lambda outputs, batch: outputs]}}, "The metric is a name or a function with a name"),
+        ({"names": "abc"}, "The names of the classes are a list"),
         ({"algorithm": "fedavgg"}, "There is no algorithm 'fedavgg'"),
     ],
 )

@@ -105,7 +105,7 @@ ALGORITHMS: dict[str, Entry] = {
 }
 
 
-NO_CENTRE = "there is none; give it a file or a share of the examples (data.central)"
+NO_CENTRE = "there is none; give it a file or a share of the examples (data.central; centre of a Task)"
 
 
 def refuse_without_centre(why: str = NO_CENTRE) -> NoReturn:

@@ -115,11 +115,12 @@ class Alarms:
 
     def _look_at_answers(self, round: int, now: Glance) -> None:
         assert self._sample is not None
-        labels = self._sample.arrays["y"] if now.only_answer is not None else np.zeros(0)
-        if len(np.unique(labels)) > 1:
+        labels = self._sample.arrays.get("y", np.zeros(0))
+        if now.only_answer is not None and len(np.unique(labels)) > 1:
+            answer = self.algorithm.model.meaning.name(now.only_answer)
             self.tell(
                 {
-                    "one answer": f"After round {round} the model gave the answer {now.only_answer} to all"
+                    "one answer": f"After round {round} the model gave the answer {answer} to all"
                     f" {len(labels)} test examples it was asked, of which {_share(labels, now.only_answer)} are such;"
                     " lower the learning rates, or look whether clients hold one class each."
                 }

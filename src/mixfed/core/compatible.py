@@ -42,8 +42,11 @@ class Labels:
         return f" (see {client})" if client else ""
 
 
-def check_compatible(model: Model, data: FederatedData | CentralData, whose: str) -> None:
-    """Refuses examples whose shape the network does not take, and labels that the criterion has no meaning for."""
+def check_compatible(model: Model, data: FederatedData | CentralData, whose: str, readers: str = "") -> None:
+    """Refuses examples whose shape the network does not take, and labels that the criterion has no meaning for.
+
+    Where the examples are texts, ``readers`` are the networks that read such.
+    """
     if not data.examples:
         raise InputError(f"{whose[0].upper()}{whose[1:]} are empty; give at least one example.")
     rows = np.unique(np.linspace(0, data.examples - 1, SAMPLE).astype(np.int64))
@@ -51,9 +54,11 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
     one = {name: x[:1] for name, x in some.items()}
     weights = {name: x.to(model.dtype) for name, x in model.initial().items()}
     check = TARGETS.get(inspect.unwrap(model.criterion))
+    failing = "The model does not take"
     try:
         with torch.no_grad():
             outputs = model.outputs(weights, one, training=False)
+            failing = "The criterion fails on"
             if check and not isinstance(outputs, Tensor):
                 told = type(outputs).__name__
                 raise InputError(f"The network answers with a {told}, and the criterion needs a tensor; return one.")
@@ -68,14 +73,21 @@ def check_compatible(model: Model, data: FederatedData | CentralData, whose: str
             " one that is meant."
         ) from error
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError, NameError) as error:
-        raise InputError(_refused(error, model, one, whose)) from error
+        raise InputError(_refused(error, model, one, whose, readers, failing)) from error
 
 
-def _refused(error: Exception, model: Model, one: Batch, whose: str) -> str:
+def _refused(error: Exception, model: Model, one: Batch, whose: str, readers: str, failing: str) -> str:
     """Why the network does not take examples, for which a type of numbers that it does not compute with is a reason."""
     told = " ".join(str(error).split()).rstrip(".")
     inputs = {name: x.dtype for name, x in one.items() if name not in ("y", "key") and x.dtype != torch.float32}
-    if inputs and any(word in told for word in ("dtype", "scalar type")):
+    of_type = any(word in told for word in ("dtype", "scalar type"))
+    if readers and "x" in inputs:
+        why = "" if of_type else f" ({told}{in_own_code(error)})"
+        return (
+            f"The field 'x' of {whose} is text, as the numbers of its characters or tokens, which the network does not"
+            f" read{why}; choose {readers}, or begin a network of your own with torch.nn.Embedding."
+        )
+    if inputs and of_type:
         name, dtype = next(iter(inputs.items()))
         wanted = str(model.dtype).removeprefix("torch.")
         return (
@@ -83,7 +95,7 @@ def _refused(error: Exception, model: Model, one: Batch, whose: str) -> str:
             f" convert it with .astype('{wanted}'), or in a prepare function."
         )
     shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in one.items())
-    return f"The model does not take {whose} (of shapes {shapes}): {told}{in_own_code(error)}."
+    return f"{failing} {whose} (of shapes {shapes}): {told}{in_own_code(error)}."
 
 
 def _listed(some: Batch) -> str:
@@ -114,13 +126,23 @@ def _classes(outputs: Tensor, labels: Labels) -> None:
         )
     if labels.values.shape[1:] != outputs.shape[1:-1]:
         shape = list(labels.values.shape[1:])
-        way_out = "take y[:, 0]" if shape == [1] else "of one-hot labels take the argmax"
         raise InputError(
             f"Cross-entropy needs a class number for each {'position' if outputs.ndim == 3 else 'example'}, and the"
-            f" labels 'y' of {labels.whose} have the shape {shape} each; {way_out}."
+            f" labels 'y' of {labels.whose} have the shape {shape} each; {_other_labels(outputs, shape)}."
         )
     _whole(labels)
     _between(labels, outputs.shape[-1] - 1, "the model has outputs for")
+
+
+def _other_labels(outputs: Tensor, shape: list[int]) -> str:
+    """What to do about labels of this shape, or about a network that does not answer where they are."""
+    if shape == [1]:
+        return "take y[:, 0]"
+    if outputs.ndim == 3 and not shape:
+        return "take a network with one answer for each example"
+    if outputs.ndim == 2 and len(shape) == 1 and shape[0] != outputs.shape[1]:
+        return "give one label, or take a network with an answer at each position"
+    return "of one-hot labels take the argmax"
 
 
 def _items(outputs: Tensor, labels: Labels) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.core import tree
@@ -94,8 +96,11 @@ class Result:
     model: Model | None = field(default=None, repr=False)
     ended: str = ""
 
-    def predict(self, inputs: Any, *, raw: bool = False) -> Tensor:
-        """What the common model answers to inputs (:func:`mixfed.core.predict.predict`)."""
+    def predict(self, inputs: Any, *, raw: bool = False) -> Tensor | NDArray[np.str_]:
+        """What the common model answers to inputs: names of classes, or measurements in the unit of the files.
+
+        Inputs are as the network takes them. With ``raw`` the answers are the network's outputs.
+        """
         if self.model is None:
             raise InputError("This result does not know its model, so it cannot answer.")
         return predict(self.model, self.params, inputs, raw=raw)

@@ -22,6 +22,7 @@ from mixfed.core import tree
 from mixfed.core.device import usable_device
 from mixfed.core.tree import Params
 from mixfed.data.batch import Batch, Criterion
+from mixfed.data.meaning import UNKNOWN, Meaning
 from mixfed.errors import InputError
 from mixfed.models.attention import attend_under_vmap
 from mixfed.models.draws import RENORMALISED, KeyedDraws, draws_by_layers
@@ -53,6 +54,8 @@ class Model:
     (-1: padding), such as ``{"embedding.weight": ["x", "y"]}``; it allows row exchange, and changes nothing by itself.
     A module may say both itself: ``module.on_batch(batch)`` how it is called, and ``module.tables``.
 
+    ``meaning`` says what its answers stand for: the names of classes, the unit of measurements.
+
     With ``dtype=torch.bfloat16`` the model travels and trains in 16 bits; the server's copy and all sums stay in 32.
     """
 
@@ -68,6 +71,7 @@ class Model:
         tables: Mapping[str, Sequence[str]] | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        meaning: Meaning = UNKNOWN,
     ) -> None:
         if buffers not in get_args(Buffers):
             raise InputError(f"The buffer policy is '{buffers}'; choose average, private, server or frozen.")
@@ -77,6 +81,7 @@ class Model:
         self.device = usable_device(device)
         self.dtype = dtype
         self.criterion = criterion
+        self.meaning = meaning
         self.buffer_policy: Buffers = buffers
         self._forward: Forward = forward or _default_forward(module)
         self.takes_x = forward is None and not hasattr(module, "on_batch")

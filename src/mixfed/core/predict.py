@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mixfed.core import tree
 from mixfed.core.batches import gather
 from mixfed.core.layout import channels_last
-from mixfed.core.losses import binary_cross_entropy, cross_entropy
+from mixfed.core.losses import binary_cross_entropy, cross_entropy, hinge, squared_error
 from mixfed.core.model import Model
 from mixfed.core.tree import Params
-from mixfed.data.batch import Batch
+from mixfed.data.batch import Batch, Criterion
+from mixfed.data.meaning import Meaning
 from mixfed.data.store import CentralData
 from mixfed.errors import InputError, explained
 
@@ -23,17 +26,19 @@ OF_IMAGES = 128
 """Convolutions answer so many examples at a time at most: what lies between their layers then stays in the cache."""
 
 
-def predict(model: Model, params: Params, inputs: Any, *, raw: bool = False, batch_size: int = 1024) -> Tensor:
-    """The class of each example, or with ``raw`` (and where there are no classes) the outputs of the model.
+def predict(
+    model: Model, params: Params, inputs: Any, *, raw: bool = False, batch_size: int = 1024
+) -> Tensor | NDArray[np.str_]:
+    """What the model answers to each example: a class, by its name if it has one, or a measurement in its own unit.
 
-    ``inputs`` is an array of examples (the field "x"), a mapping of fields, or :class:`CentralData`. Of a model with
-    cross-entropy the class is the largest output; of one with a single logit it is 1 where that is above 0.
+    ``inputs`` is an array of examples (the field "x") as the network takes them, a mapping of fields, or
+    :class:`CentralData`. With ``raw`` the answers are the outputs of the network.
     """
     data = as_data(inputs)
     if not len(data):
         raise InputError("There are no examples to answer; give at least one.")
     outputs = torch.cat([answer for _, answer in answers(model, params, data, batch_size)])
-    return outputs if raw else classes(model, outputs)
+    return outputs if raw else meant(outputs, model.criterion, model.meaning)
 
 
 def answers(model: Model, params: Params, data: CentralData, batch_size: int = 1024) -> Iterator[tuple[Batch, Any]]:
@@ -57,13 +62,26 @@ def answer(model: Model, weights: Params, batch: Batch) -> Any:
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
-def classes(model: Model, outputs: Tensor) -> Tensor:
-    """The classes that outputs stand for; the outputs themselves where the model has none."""
-    if model.criterion is cross_entropy:
-        return outputs.argmax(-1)
-    if model.criterion is binary_cross_entropy:
+def meant(outputs: Tensor, criterion: Criterion | None, meaning: Meaning) -> Tensor | NDArray[np.str_]:
+    """What outputs stand for: classes, by their names where these are known, or measurements in their own unit."""
+    found = classes(outputs, criterion, meaning)
+    return meaning.measured(outputs) if found is None else meaning.named(found)
+
+
+def classes(outputs: Tensor, criterion: Criterion | None, meaning: Meaning) -> Tensor | None:
+    """The numbers of the classes that outputs stand for; None where they stand for none.
+
+    The class is the largest output, or of a single logit whether it is above 0. A criterion of the user's own (None, if
+    it is not at hand) may be of anything; where there is an output for each of the classes, the answer is the largest
+    too, as accuracy has it.
+    """
+    kind = inspect.unwrap(criterion) if criterion else None
+    if kind is binary_cross_entropy:
         return (outputs.reshape(len(outputs)) > 0).long()
-    return outputs
+    own = kind not in (cross_entropy, squared_error, hinge)
+    if kind is cross_entropy or (own and 1 < outputs.shape[-1] == meaning.classes):
+        return outputs.argmax(-1)
+    return None
 
 
 def as_data(inputs: Any) -> CentralData:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -125,7 +126,7 @@ def learn(
             if name == "y" and (labels == "classes" or (labels == "auto" and _is_text(together[0], or_bool=True))):
                 values["y"] = _known(together)
             elif name == "y" and _is_text(together[0]):
-                raise InputError(f"the labels '{column}' are words, and no {labels}; take labels = 'classes'")
+                raise InputError(f"the labels '{column}' are words, and no numbers; take labels = 'classes'")
             elif _is_text(together[0]) and not (name == "x" and text):
                 _refuse_decimal_commas(together[0], column)
                 values[column] = _known(together)
@@ -172,6 +173,8 @@ def pieces(numbers: Sequence[NDArray[np.int64]], people: NDArray[Any], length: i
 
 
 def _tokenizer(file: str) -> Any:
+    if not Path(file).is_file():
+        raise InputError(f"there is no tokenizer '{file}'; give the path of a tokenizer.json, or 'characters'")
     package = extra("tokenizers", "files")
     try:
         return package.Tokenizer.from_file(file)

@@ -32,10 +32,6 @@ class Scaling:
         found = {n: (arrays[n] - mean) / self.deviation[n] for n, mean in self.mean.items() if n in arrays}
         return arrays | {n: x if n == "y" else np.clip(x, -FURTHEST, FURTHEST) for n, x in found.items()}
 
-    def measured(self, answers: Numbers) -> Numbers:
-        """Answers about scaled labels as measurements again; others as they are."""
-        return answers * self.deviation["y"] + self.mean["y"] if "y" in self.mean else answers
-
     def to_json(self) -> dict[str, Any]:
         """The figures, for a file; :meth:`from_json` makes the same of them."""
         return {

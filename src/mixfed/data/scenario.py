@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mixfed.data import partition
 from mixfed.data._arrays import Rows, join, take
+from mixfed.data.meaning import Meaning
 from mixfed.data.scaling import Scaling
 from mixfed.data.sources import Examples, Source
 from mixfed.data.store import CentralData, FederatedData
@@ -70,6 +71,15 @@ class Scenario:
         """
         encoding = None if self.source.encoding is None else self.source.encoding.to_json()
         return {"encoding": encoding, "scaling": self.scaling and self.scaling.to_json()}
+
+    def meaning(self) -> Meaning:
+        """What labels stand for, and with them a model's answers."""
+        names, scaled = self.source.names.get("y", ()), self.scaling
+        labels = self.clients.arrays.get("y")
+        classes = self.source.classes if labels is not None and labels.ndim == 1 else None
+        if scaled is None or "y" not in scaled.mean:
+            return Meaning(classes, names)
+        return Meaning(classes, names, float(scaled.mean["y"]), float(scaled.deviation["y"]))
 
     @classmethod
     def of(

@@ -71,9 +71,7 @@ def evaluator(
     """
     if batch_size < 1:
         raise InputError(f"A model is evaluated on batches of at least 1 example, not {batch_size}.")
-    for name in metrics:
-        if isinstance(name, str) and name not in METRICS:
-            raise InputError(f"There is no metric '{name}'; choose from {', '.join(METRICS)}.")
+    require_metrics(metrics)
     sets = dict(data) if isinstance(data, Mapping) else {"": data}
 
     def evaluate(params: Params, privates: PrivateStore) -> dict[str, float]:
@@ -94,6 +92,15 @@ def evaluator(
         return {name: float(np.mean([m[name] for m in measured])) for name in measured[0]}
 
     return OnSets(evaluate, sets)
+
+
+def require_metrics(metrics: Metrics) -> None:
+    """Refuses metrics that are not there."""
+    if isinstance(metrics, str):
+        raise InputError(f"The metrics are a list, such as ['{metrics}'], and not a text.")
+    for name in metrics:
+        if isinstance(name, str) and name not in METRICS:
+            raise InputError(f"There is no metric '{name}'; choose from {', '.join(METRICS)}.")
 
 
 def leads(clients: Any) -> bool:
@@ -219,7 +226,7 @@ class Figures:
         arrays = {name: np.concatenate(parts) for name, parts in self._collected.items() if parts}
         found |= {name: RANKING_METRICS[name](arrays) for name in self.metrics if name in RANKING_METRICS}
         of_classes = [name for name in self.metrics if name in CLASS_METRICS]
-        several = measured(of_classes, arrays) if of_classes else {}
+        several = measured(of_classes, arrays, self.model.meaning) if of_classes else {}
         return {key: x for name in self.metrics for key, x in several.get(name, {name: found.get(name, 0.0)}).items()}
 
 

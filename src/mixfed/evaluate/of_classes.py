@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixfed.data.meaning import Meaning
 from mixfed.errors import InputError, from_extra
 
 BINS = 15
@@ -31,11 +32,11 @@ def calibration_error(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """The accuracy on the examples of every class by itself: ``class_accuracy.3``; not a number where it has none."""
+    """The accuracy on the examples of every class by itself, by its number; not a number where it has none."""
     right = logits.argmax(1).eq(labels).double()
     sums = torch.zeros(logits.shape[1], dtype=torch.float64).index_add_(0, labels, right)
     counts = torch.bincount(labels, minlength=logits.shape[1])
-    return {f"class_accuracy.{i}": float(x) for i, x in enumerate(sums / counts)}
+    return {str(i): float(x) for i, x in enumerate(sums / counts)}
 
 
 CLASS_METRICS: dict[str, Callable[[Tensor, Tensor], dict[str, float]]] = {
@@ -56,12 +57,15 @@ def as_logits(outputs: Tensor, labels: Tensor) -> dict[str, NDArray[Any]]:
     return {"logits": flat.float().cpu().numpy(), "classes": labels.reshape(-1).long().cpu().numpy()}
 
 
-def measured(names: list[str], arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
-    """By metric what it found, which may be several numbers with names of their own."""
+def measured(names: list[str], arrays: Mapping[str, NDArray[Any]], meaning: Meaning) -> dict[str, dict[str, float]]:
+    """By metric what it found, which may be several numbers with names of their own: ``class_accuracy.owl``."""
     logits, labels = torch.from_numpy(arrays["logits"]), torch.from_numpy(arrays["classes"])
-    if not bool(torch.isfinite(logits).all()):
-        return {name: dict.fromkeys([name], float(np.nan)) for name in names}
-    return {name: CLASS_METRICS[name](logits, labels) for name in names}
+    finite = bool(torch.isfinite(logits).all())
+    found = {name: CLASS_METRICS[name](logits.nan_to_num(), labels) for name in names}
+    if "class_accuracy" in found:
+        by_number = found["class_accuracy"]
+        found["class_accuracy"] = {f"class_accuracy.{meaning.name(int(n))}": x for n, x in by_number.items()}
+    return found if finite else {name: dict.fromkeys(values, float(np.nan)) for name, values in found.items()}
 
 
 def _torchmetrics() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mixfed.core.algorithm import Algorithm
 from mixfed.core.loop import Record, Result
 from mixfed.errors import InputError, explained, from_extra
-from mixfed.evaluate.metrics import Metric, measure
+from mixfed.evaluate.metrics import Metric, measure, name_of, require_metrics
 from mixfed.evaluate.probe.advice import Advice
 from mixfed.experiments import probing
 from mixfed.experiments import tune as tuning
@@ -20,13 +21,16 @@ from mixfed.experiments.advise import advice as advising
 from mixfed.experiments.build import build
 from mixfed.experiments.compare import compare as compare_recipes
 from mixfed.experiments.folder import RunFolder
-from mixfed.experiments.objects import of_arrays
+from mixfed.experiments.objects import name_shown, of_arrays, plain
 from mixfed.experiments.report.bars import bars, begun_on
 from mixfed.experiments.report.files import folder_for
 from mixfed.experiments.report.tables import amount, mean_and_spread
 from mixfed.experiments.request import Request
 from mixfed.experiments.running import run_in_folder
 from mixfed.experiments.watch import Watch
+
+Made = Callable[..., Algorithm]
+"""A function of the user's own that makes an algorithm, of the clients' trainer or of the whole setup."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Comparison:
 
 def compare(
     task: Request | str,
-    algorithms: Sequence[str],
+    algorithms: Sequence[str | Made],
     *,
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
@@ -92,9 +96,10 @@ def compare(
 ) -> Comparison:
     """Trains every algorithm with every seed on one footing, in a folder (``runs/NAME-compare`` by default).
 
-    ``task`` is a :class:`mixfed.Task`, or a recipe by its name or path. The folder has ``report.html`` in the end.
+    ``task`` is a :class:`mixfed.Task`, or a recipe by its name or path. An algorithm is a name, or a function of your
+    own that makes one of a trainer. The folder has ``report.html`` in the end.
     """
-    recipes = _request(task).recipes(_listed(algorithms), seeds)
+    recipes = _request(task).recipes(_listed(algorithms), _seeds(seeds))
     folder = folder_for(_path(out), f"{recipes[0].name}-compare")
     with _watching(progress) as watch:
         found = compare_recipes(recipes, folder, resume=resume, probe=probe, watch=watch)
@@ -103,7 +108,7 @@ def compare(
 
 def train(
     task: Request | str,
-    algorithm: str | None = None,
+    algorithm: str | Made | None = None,
     *,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -116,8 +121,10 @@ def train(
     ``settings`` are keys of a recipe that differ from the task's, as an advice names them.
     """
     request = _request(task)
-    chosen = {} if algorithm is None else {"algorithm": algorithm}
-    recipe = request.on(request.base(), seed=seed, **chosen, **(settings or {}))
+    if resume and out is None:
+        raise InputError("A run is resumed in its folder; name that with out.")
+    chosen = {} if algorithm is None else {"algorithm": _algorithm(algorithm)}
+    recipe = request.on(request.base(), seed=plain(seed), **chosen, **plain(settings or {}))
     experiment = build(recipe)
     with _watching(progress) as watch:
         moved = watch.begin(f"{recipe.algorithm} · seed {seed}", recipe.rounds)
@@ -136,14 +143,14 @@ def train(
 
 def tune(
     task: Request | str,
-    algorithms: Sequence[str],
+    algorithms: Sequence[str | Made],
     grid: Mapping[str, Sequence[Any]],
     *,
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
     trials: int | None = None,
     on: str = "validation",
-    metric: str | None = None,
+    metric: str | Metric | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Tries equally many points of the grid for every algorithm, never on test data; what tuning.json holds.
@@ -154,11 +161,11 @@ def tune(
     for key, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"A grid has a list of values for each key, and '{key}' has {values!r}.")
-    request, algorithms = _request(task), _listed(algorithms)
+    request, names = _request(task), _listed(algorithms)
     given = [f"{key}={','.join(_as_toml(value) for value in values)}" for key, values in grid.items()]
     with _watching(progress) as watch:
         found, _ = tuning.tune(
-            request, algorithms, given, list(seeds), out, trials=trials, on=on, metric=metric, watch=watch
+            request, names, given, _seeds(seeds), out, trials=trials, on=on, metric=_metric(metric), watch=watch
         )
     return found
 
@@ -172,28 +179,54 @@ def probe(task: Request | str, *, rounds: int = 100, repeats: int = 5, progress:
 
 
 def advise(
-    task: Request | str, *, minutes: float = 5, metric: str | None = None, progress: bool = True
+    task: Request | str, *, minutes: float = 5, metric: str | Metric | None = None, progress: bool = True
 ) -> advising.Advice:
     """Which method should I use? Looks at who holds what, tries methods on validation data for so long, and says why.
 
     ``task`` is a :class:`mixfed.Task`, or a recipe by its name or path.
     """
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
+        raise InputError(f"The minutes of an advice are a number, not {minutes!r}.")
     with _watching(progress):
-        return advising.advise(_request(task), minutes, metric)
+        return advising.advise(_request(task), minutes, _metric(metric))
 
 
 def score(result: Result, data: Any, metrics: Sequence[str | Metric] = ("loss", "accuracy")) -> dict[str, float]:
     """The metrics of a trained model on data: central data, or a mapping of arrays."""
+    if not isinstance(result, Result):
+        raise InputError(f"What is scored is the Result of a run, not a {type(result).__name__}.")
+    require_metrics(metrics)
     if result.model is None:
         raise InputError("This result does not know its model, so it cannot be evaluated.")
     with explained("The examples cannot be scored", "; give them the fields of the training examples"):
         return measure(result.model, result.params, of_arrays(data, "given"), metrics)
 
 
-def _listed(algorithms: Sequence[str]) -> Sequence[str]:
+def _listed(algorithms: Sequence[str | Made]) -> list[str]:
     if isinstance(algorithms, str):
         raise InputError(f"The algorithms are a list, such as ['{algorithms}'], and not a text.")
-    return algorithms
+    if not isinstance(algorithms, Iterable) or not algorithms:
+        raise InputError(f"The algorithms are a list with at least one name, such as ['fedavg'], not {algorithms!r}.")
+    return [_algorithm(algorithm) for algorithm in algorithms]
+
+
+def _algorithm(given: str | Made) -> str:
+    """The name of an algorithm, also of one that a function of the user's own makes."""
+    if isinstance(given, str):
+        return given
+    if getattr(given, "__module__", "").startswith("mixfed."):
+        raise InputError("Packaged algorithms are asked for by their names, such as 'fedavg'; see mixfed.ALGORITHMS.")
+    return name_shown("algorithm", given)
+
+
+def _metric(given: str | Metric | None) -> str | None:
+    return None if given is None else name_of(given)
+
+
+def _seeds(seeds: Sequence[int]) -> list[int]:
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable) or not list(seeds):
+        raise InputError(f"The seeds are a list with at least one, such as [0, 1], not {seeds!r}.")
+    return [plain(seed) for seed in seeds]
 
 
 def _request(task: Request | str) -> Request:
@@ -209,6 +242,7 @@ def _path(out: str | Path | None) -> Path | None:
 
 
 def _as_toml(value: Any) -> str:
+    value = plain(value)
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else repr(value)

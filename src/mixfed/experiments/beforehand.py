@@ -16,6 +16,9 @@ from mixfed.errors import InputError
 from mixfed.experiments.recipe import LOCAL_PERCENTILES, Recipe, Training
 from mixfed.experiments.schema import is_own, one_of, parameters
 
+BY_CLASS = "class_accuracy"
+"""The metric that has a number for each class."""
+
 
 def check_beforehand(recipe: Recipe) -> None:
     """Refuses settings of which no run could be made, with one sentence that names them."""
@@ -55,7 +58,8 @@ def build_schedule(recipe: Recipe) -> Schedule:
 def no_part(on: str) -> InputError:
     """The refusal of an evaluation on examples that were not kept apart."""
     setting = "data.central.validation" if on == "centre" else "data.validation"
-    return InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0.")
+    of_task = "" if on == "centre" else ", or give a Task such examples"
+    return InputError(f"There is no {on} part to evaluate on; set {setting} to a share above 0{of_task}.")
 
 
 def check_own_set(recipe: Recipe, name: str, *, there: bool) -> None:
@@ -115,8 +119,18 @@ def _check_training(recipe: Recipe) -> None:
         raise InputError("model.augment changes images in every step, so that model.cached cannot run them once.")
 
 
+def require_one_number(metric: str) -> None:
+    """Refuses to choose by a metric that has a number for each class."""
+    if metric.startswith(BY_CLASS):
+        raise InputError(
+            f"There is a {BY_CLASS} for each class, and a choice is made by one number; take accuracy or f1, which are"
+            " over all classes."
+        )
+
+
 def _check_evaluation(recipe: Recipe) -> None:
     sets, data = recipe.evaluate.sets, recipe.data
+    require_one_number(recipe.stop.metric)
     if {"adversary", "postfit"} & set(sets) and recipe.auxiliary.kind != "adversary":
         raise InputError("There is no adversary to evaluate; set auxiliary.kind to 'adversary'.")
     if is_own(data.source):

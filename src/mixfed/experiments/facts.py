@@ -33,6 +33,7 @@ def facts_of(experiment: Experiment, result: Result) -> dict[str, Any]:
         "clients": _clients(experiment, result),
         "confusion": _confusion(experiment, result),
         "network": _network(experiment),
+        "answers": experiment.algorithm.model.meaning.to_json(),
     }
     return {name: value for name, value in found.items() if value}
 

@@ -49,6 +49,14 @@ def require_same_inputs(recipe: Recipe, told: str) -> None:
         raise InputError(f"The file {min(now.keys() - recipe.inputs.keys())} is new since {told}; start a new run.")
 
 
+def changed_since(recipe: Recipe) -> list[str]:
+    """Files of the network's code that are not as they were when the run of the recipe began."""
+    home = Path(recipe.home or ".").resolve()
+    files = own.files_of_code(recipe.model.name, recipe.home, "model.name") if is_own(recipe.model.name) else []
+    now = _told((file, home) for file in files)
+    return [name for name, found in now.items() if recipe.inputs.get(name, found) != found]
+
+
 def _code(recipe: Recipe) -> Iterator[tuple[Path, Path]]:
     """Every file of code, with the folder that its name is told from."""
     home = Path(recipe.home or ".").resolve()

@@ -187,7 +187,7 @@ def _why_not(column: Column) -> str:
     if column.names_files:
         return "another value in every file"
     if column.kind == "words" and column.different > MOST_WORDS:
-        return f"{column.different:,} different words"
+        return f"{column.different:,} different words; to learn from their letters use --features {column.name}"
     return "the same in all rows" if column.different == 1 else ""
 
 

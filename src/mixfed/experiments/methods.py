@@ -33,6 +33,8 @@ def find_algorithm(name: str, table: Table) -> Entry:
         raise InputError(f"There is a packaged algorithm '{name}'; give your own one in {methods[name]} another name.")
     if name in methods:
         return _own_algorithm(methods[name], table.get("home", ""))
+    if name.endswith(".py"):
+        raise InputError(f"'algorithm' names what is in a file, as in '{name}:name', not the file.")
     if name not in ALGORITHMS:
         raise InputError(f"There is no algorithm '{name}'; {suggestion(name, [*ALGORITHMS, *methods])}")
     return ALGORITHMS[name]

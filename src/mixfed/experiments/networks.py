@@ -31,6 +31,7 @@ from mixfed.models.weights import load_weights
 def build_model(recipe: Recipe, scenario: Scenario) -> Model:
     """The network, started from (seed, "model"), in the recipe's precision on its device."""
     section = recipe.model
+    _refuse_measuring_words(recipe, scenario)
     module = build_network(recipe, sizes_of(recipe, scenario))
     module, criterion, forward = beside_head(recipe, scenario, module, _criterion(recipe))
     model = Model(
@@ -41,11 +42,28 @@ def build_model(recipe: Recipe, scenario: Scenario) -> Model:
         buffers=section.buffers,
         dtype=getattr(torch, section.dtype),
         device=recipe.device,
+        meaning=scenario.meaning(),
     )
-    check_compatible(model, scenario.test, "the test examples")
+    readers = text_readers(scenario)
+    check_compatible(model, scenario.test, "the test examples", readers)
     if scenario.central is not None and recipe.data.central.kind != "other":  # whose labels are not the model's
-        check_compatible(model, scenario.central, "the central examples")
+        check_compatible(model, scenario.central, "the central examples", readers)
     return model
+
+
+def _refuse_measuring_words(recipe: Recipe, scenario: Scenario) -> None:
+    """Classes have numbers by their alphabet, whose distances mean nothing."""
+    names = scenario.meaning().names
+    if recipe.model.criterion == "squared_error" and scenario.source.encoding is not None and names:
+        told = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+        raise InputError(f"The labels are classes ({told}), and squared_error is for measurements; take cross_entropy.")
+
+
+def text_readers(scenario: Scenario) -> str:
+    """The packaged network for the examples, if these are texts: with a label each, or one at every position."""
+    if scenario.source.vocabulary is None:
+        return ""
+    return "'bilstm'" if scenario.test.arrays["y"].ndim == 1 else "'gru'"
 
 
 def build_network(recipe: Recipe, sizes: dict[str, int]) -> nn.Module:
@@ -108,6 +126,18 @@ def _outputs(criterion: str, source: Source, labels: NDArray[Any] | None) -> int
 
 _ALSO_CALLED = {"num_classes": "outputs", "in_channels": "channels", "in_chans": "channels"}
 """What networks of other packages call the sizes that the data determine."""
+_OF_DATA = ("inputs", "outputs", "vocabulary", "characters", "items", "size", "channels", *_ALSO_CALLED)
+
+
+def _way_to(size: str, scenario: Scenario) -> str:
+    """What may give a network a size that the data do not; a setting that is no size of data is the user's to give."""
+    if size not in _OF_DATA:
+        return "; give it a value"
+    if text_readers(scenario):
+        return f"; the examples are texts, which {text_readers(scenario)} reads"
+    if size == "outputs" and scenario.source.encoding:
+        return "; if its labels are classes, data.labels = 'classes' numbers them from 0"
+    return ""
 
 
 def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
@@ -129,6 +159,5 @@ def sizes_of(recipe: Recipe, scenario: Scenario) -> dict[str, int]:
     for name in wanted:
         if wanted[name].required and name not in found and name not in section.options:
             told = f"The network '{section.name}' needs model.{name}, which this source does not determine"
-            way_out = "; if its labels are classes, data.labels = 'classes' numbers them from 0"
-            raise InputError(f"{told}{way_out if name == 'outputs' and source.encoding else ''}.")
+            raise InputError(f"{told}{_way_to(name, scenario)}.")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,15 @@ from mixfed.data.scenario import Scenario
 from mixfed.data.store import CentralData, FederatedData
 from mixfed.errors import InputError
 
-_KNOWN: dict[str, Callable[..., Any]] = {}
+_KNOWN: dict[str, Any] = {}
 _WHOLE = 1 << 26
 """Arrays of up to so many bytes are looked at whole; of larger ones, as many rows as make this up."""
 
 
-def named(kind: str, fingerprint: str, function: Callable[..., Any]) -> str:
-    """Keeps what the function gives, and returns the name under which a recipe finds it."""
+def named(kind: str, fingerprint: str, found: Any) -> str:
+    """Keeps what a recipe is to find (mostly a function that gives it), and returns the name for that."""
     name = f"{kind}_{fingerprint}"
-    _KNOWN[name] = function
+    _KNOWN[name] = found
     return f"{__name__}:{name}"
 
 
@@ -52,13 +53,36 @@ def name_scenario(scenario: Scenario) -> str:
 
 
 def name_function(kind: str, function: Callable[..., Any]) -> str:
-    """A name for a criterion or a metric, by its own name and its code."""
+    """A name for a criterion, by its own name and its code."""
+    return named(kind, _of_code(function), function)
+
+
+def name_shown(kind: str, function: Callable[..., Any]) -> str:
+    """The same for a metric or an algorithm, which results and tables call by its own name: this one ends with it."""
+    called = getattr(function, "__name__", type(function).__name__)
+    if not callable(function) or not called.isidentifier():
+        what = "lambda" if callable(function) else called
+        raise InputError(f"The {kind} is a name or a function with a name (def), and not a {what}.")
+    return f"{named(kind, _of_code(function), SimpleNamespace(**{called: function}))}.{called}"
+
+
+def plain(value: Any) -> Any:
+    """Settings with numbers of numpy as numbers of Python, which alone a recipe holds."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _of_code(function: Callable[..., Any]) -> str:
+    """A fingerprint of a function's name and its code."""
     code = getattr(function, "__code__", None)
     words = [
         getattr(function, "__qualname__", type(function).__qualname__),
         *(map(str, code.co_consts) if code else ()),
     ]
-    return named(kind, fingerprint([*words, code.co_code.hex() if code else ""], {}), function)
+    return fingerprint([*words, code.co_code.hex() if code else ""], {})
 
 
 def fingerprint(words: Iterable[str], arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -84,10 +108,13 @@ def of_arrays(given: Any, whose: str) -> CentralData:
     if not isinstance(given, Mapping | CentralData):
         told = f"The {whose} examples are a dictionary of arrays, such as {{'x': …, 'y': …}}, or CentralData"
         raise InputError(f"{told}, not a {type(given).__name__}.")
-    return CentralData.from_arrays(given) if isinstance(given, Mapping) else given
+    try:
+        return CentralData.from_arrays(given) if isinstance(given, Mapping) else given
+    except InputError as error:
+        raise InputError(f"The {whose} examples are refused: {error}") from error
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Any:
     """What a recipe asks for by a name that was given here."""
     if name not in _KNOWN:
         raise AttributeError(name)

@@ -20,6 +20,9 @@ from typing import Any
 from mixfed.errors import OWN, InputError
 from mixfed.experiments.schema import nearest, shortened
 
+OBJECTS = "mixfed.experiments.objects"
+"""Where objects of a program are found that a recipe names."""
+
 
 def short(name: str) -> str:
     """The name without its place: what a table, a folder or a section of the recipe calls it."""
@@ -45,6 +48,9 @@ def load(name: str, home: str, key: str) -> Any:
     before = f"{place}:"
     for attribute in path.split("."):
         if not hasattr(found, attribute):
+            if place == OBJECTS:
+                told = f"'{key}' is an object of the program that began the run"
+                raise InputError(f"{told}, and this one has not made it; make the task as it did first.")
             there = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
             hint = f"did you mean '{before}{nearest(attribute, there)}'?" if there else "it defines nothing to call."
             raise InputError(f"'{key}': {before.rstrip(':.')} has no '{attribute}'; {hint}")

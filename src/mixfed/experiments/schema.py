@@ -174,10 +174,16 @@ def shown(value: Any) -> str:
     return shortened(repr(value))
 
 
+TAKE_CODE = ("algorithm", "data.source", "evaluate.metrics", "model.criterion", "model.name")
+"""Keys whose values may be in a file of the user's own."""
+
+
 def one_of(value: Any, choices: Iterable[Any], key: str) -> Any:
     """The value if it is one of the choices; else the nearest one is named."""
     allowed = list(choices)
     if value not in allowed:
+        if key in TAKE_CODE and str(value).endswith(".py"):
+            raise InputError(f"'{key}' names what is in a file, as in '{shortened(str(value))}:name', not the file.")
         raise InputError(f"'{key}' cannot be {shown(value)}; {suggestion(str(value), [str(a) for a in allowed])}")
     return value
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from mixfed.errors import InputError
 from mixfed.experiments import own
+from mixfed.experiments.beforehand import BY_CLASS, require_one_number
 from mixfed.experiments.recipe import Recipe
 
 _SMALL_IS_GOOD = ("loss", "parity_gap", "odds_gap", "calibration_error")
@@ -18,8 +19,9 @@ _OF_THEIR_OWN = {"adversary": "adversary_auc", "postfit": "postfit_auc"}
 
 
 def metric_names(recipe: Recipe) -> list[str]:
-    """The names of all metrics that a run of the recipe has: each metric on each evaluation set."""
-    metrics, sets = [own.short(name) for name in recipe.evaluate.metrics], recipe.evaluate.sets
+    """The names of all metrics of a run of the recipe that are one number: each metric on each evaluation set."""
+    metrics = [own.short(name) for name in recipe.evaluate.metrics if name != BY_CLASS]
+    sets = recipe.evaluate.sets
     plain = [name for name in sets if name not in _OF_THEIR_OWN]
     found = [metric if name == "all" else f"{metric}_{name}" for name in plain for metric in metrics]
     return found + [_OF_THEIR_OWN[name] for name in sets if name in _OF_THEIR_OWN]
@@ -27,6 +29,7 @@ def metric_names(recipe: Recipe) -> list[str]:
 
 def require_metric(recipe: Recipe, metric: str) -> None:
     """Refuses, before a run, a metric that it will not have."""
+    require_one_number(metric)
     known = metric_names(recipe)
     if metric not in known:
         raise InputError(

@@ -28,7 +28,8 @@ class Task(Request):
 
     ``network`` is a module, which every run begins with as it is now. ``clients`` are :class:`FederatedData`; ``test``,
     ``centre`` and ``validation`` are :class:`CentralData` or mappings of arrays. ``own_test`` are examples that each
-    client keeps apart. ``criterion`` is a name or a function of outputs and batch. All other keywords are keys and
+    client keeps apart. ``criterion`` is a name or a function of outputs and batch, and so are the metrics in
+    ``evaluate={"metrics": […]}``. All other keywords are keys and
     sections of a recipe (docs/recipes.md); dotted keys go into ``settings``. ``names`` are words for the classes.
     """
 
@@ -60,12 +61,12 @@ class Task(Request):
             if key in recipe:
                 raise InputError(f"A task makes '{key}' of its objects; leave it out.")
         self.settings, self.tuned = [], None
-        self.options = dict(settings or {})
+        self.options = objects.plain(settings or {})
         self.recipe = name
         self.network = copy.deepcopy(network)
         self.scenario = _scenario(clients, test, centre, validation, own_test, names)
         self._table: Table = {
-            **recipe,
+            **_as_recipe(recipe),
             "name": name,
             "data": {"source": objects.name_scenario(self.scenario)},
             "model": {
@@ -87,6 +88,16 @@ class Task(Request):
         )
 
 
+def _as_recipe(given: Mapping[str, Any]) -> Table:
+    """Settings as a recipe holds them: numbers of Python, and metrics that are functions by their names."""
+    table: Table = objects.plain(given)
+    evaluate = table.get("evaluate")
+    if not isinstance(evaluate, dict) or not isinstance(evaluate.get("metrics"), list):
+        return table
+    metrics = [m if isinstance(m, str) else objects.name_shown("metric", m) for m in evaluate["metrics"]]
+    return table | {"evaluate": evaluate | {"metrics": metrics}}
+
+
 def _scenario(
     clients: FederatedData, test: Any, centre: Any, validation: Any, own_test: FederatedData | None, names: Any
 ) -> Scenario:
@@ -95,9 +106,13 @@ def _scenario(
     validation = None if validation is None else objects.of_arrays(validation, "validation")
     labels = clients.arrays.get("y")
     classes = None
+    if isinstance(names, str):
+        raise InputError(f"The names of the classes are a list, such as ['{names}'], and not a text.")
     if labels is not None and labels.dtype.kind in "iub":
         sides = [labels, *(d.arrays["y"] for d in (test, centre) if d is not None and "y" in d.arrays)]
         classes = max([len(names), *(int(y.max()) + 1 for y in sides if len(y))])
+        if 0 < len(names) < classes:
+            raise InputError(f"There are {len(names)} names for {classes} classes; give a name for each label from 0.")
     known = {"y": tuple(names)} if names else {}
     source = Source(clients.arrays, test.arrays, clients.prepare, classes, None, "objects of a program", "", known)
     return Scenario(clients, centre, test, validation, source, own={"test": own_test} if own_test is not None else {})

@@ -38,7 +38,9 @@ def resolve(table: Table) -> Recipe:
         _named(recipe.stop.metric, METRICS, "stop.metric", recipe.home)
     for part in recipe.evaluate.sets:
         _schema.one_of(part, EVALUATION_SETS, "evaluate.sets")
-    recipe = replace(recipe, algorithms={name: options for name, options in complete.items() if options})
+    options = {name: options for name, options in complete.items() if options}
+    methods = {n: place for n, place in recipe.methods.items() if n in (recipe.algorithm, *options)}  # others: no part
+    recipe = replace(recipe, algorithms=options, methods=methods)
     check_beforehand(recipe)
     return recipe
 

@@ -7,6 +7,7 @@ resumed: a round that is run again is not shown twice.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -53,6 +54,10 @@ class TensorBoard:
             self._writer.close()
 
 
+_REFUSED = re.compile(r"[^/\w.\- :]")
+"""What MLflow does not take in the name of a metric; ``recall@10`` and classes of a user's own may have it."""
+
+
 class MLflow:
     """An MLflow run (the whole recipe as parameters) in ``folder/mlflow.db``, or where MLFLOW_TRACKING_URI points.
 
@@ -76,7 +81,7 @@ class MLflow:
         if record.round <= self._reported:
             return
         for name, value in _values(record).items():
-            self._client.log_metric(self._run, name, value, step=record.round)
+            self._client.log_metric(self._run, _REFUSED.sub("_", name), value, step=record.round)
 
     def close(self) -> None:
         """Marks the run as ended."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mixfed.core.algorithm import CLIENTS
-from mixfed.core.checkpoint import Checkpoints
+from mixfed.core.checkpoint import Checkpoints, warn
 from mixfed.core.files import write_atomically
 from mixfed.core.private import PrivateStore
 from mixfed.core.tree import Params
@@ -23,6 +23,7 @@ from mixfed.errors import InputError, explained, from_extra
 from mixfed.experiments import objects
 from mixfed.experiments.build import build
 from mixfed.experiments.folder import RunFolder, identity
+from mixfed.experiments.inputs import changed_since
 from mixfed.experiments.networks import answering_network
 from mixfed.experiments.recipe import Recipe
 from mixfed.models.weights import read_weights
@@ -47,6 +48,9 @@ def load(
     params = read_weights(run.best if best else run.model)
     if client is not None:
         params = _of_client(run, recipe, params, client)
+    if network is not None and not isinstance(network, nn.Module):
+        kind = f"the class {network.__name__}" if isinstance(network, type) else f"a {type(network).__name__}"
+        raise InputError(f"The network is an object of torch.nn.Module, and not {kind}.")
     module = copy.deepcopy(network) if network is not None else _network(run, recipe)
     wrong = set(params) - set(module.state_dict())
     if wrong:
@@ -120,6 +124,8 @@ def _network(run: RunFolder, recipe: Recipe) -> nn.Module:
         raise InputError(f"The run in {run.path} is of Python objects; give its network again, with network=….")
     if recipe.auxiliary.kind != "none":
         return copy.deepcopy(build(recipe).algorithm.model.network())
+    for name in changed_since(recipe):
+        warn(f"The file {name} has changed since the run in {run.path} began, so its network may answer otherwise.")
     return answering_network(recipe, run.known_facts().get("network", {}).get("sizes", {}))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from mixfed.algorithms.registry import ALGORITHMS
 from mixfed.errors import InputError, RunStopped
 from mixfed.evaluate.probe.advice import LARGE
+from mixfed.experiments import own
 from mixfed.experiments.advise.learning import nothing_learnt
 from mixfed.experiments.advise.look import Look, look_at, with_validation
 from mixfed.experiments.advise.trials import PATIENCE, STEPS, TRYING, Field, Trial, affordable_rounds, rounds_told
@@ -123,7 +124,7 @@ def advise(
     others = sorted((trial for trial in [*trials, *varied] if trial not in ranked), key=lambda trial: -trial.rounds)
     advised = _one_each(ranked, metric)
     kept = {trial.algorithm for trial in advised}
-    ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], best[0], field)
+    ruled_out |= _left_behind([trial for trial in trials if trial.algorithm not in kept], ranked[0], field)
     plain = build(tried(every, "fedavg"), with_validation(scenario, recipe.seed))
     return Advice(
         [_advice(trial, ranked[0], recipe.rounds, metric) for trial in advised],
@@ -170,7 +171,7 @@ def _metric(recipe: Recipe) -> str:
         found = [name for name in plain if name == wanted or name.startswith(f"{wanted}_")]
         if found:
             return found[0]
-    return names[0]
+    return next(iter([*names, *recipe.evaluate.metrics, "accuracy"]))
 
 
 def _tried(
@@ -178,8 +179,9 @@ def _tried(
 ) -> Recipe:
     """The recipe of a trial: judged on validation data by the one figure, after every so many rounds."""
     recipe = request.on(dict(base), algorithm=name, **settings)
-    plain = next(m for m in sorted(recipe.evaluate.metrics, key=len, reverse=True) if metric.startswith(m))
-    part = metric.removeprefix(plain).removeprefix("_") or "all"
+    known = sorted(recipe.evaluate.metrics, key=lambda name: -len(own.short(name)))
+    plain = next(name for name in known if metric.startswith(own.short(name)))
+    part = metric.removeprefix(own.short(plain)).removeprefix("_") or "all"
     metrics = list(dict.fromkeys([plain, "loss"]))
     how = replace(recipe.evaluate, on="validation", every=every, metrics=metrics, sets=[part], best_of_last=1)
     return replace(recipe, evaluate=how, checkpoint=replace(recipe.checkpoint, every=recipe.rounds))
@@ -288,7 +290,7 @@ def _one_each(ranked: list[Trial], metric: str) -> list[Trial]:
 
 
 def _left_behind(trials: list[Trial], best: Trial, field: Field) -> dict[str, str]:
-    """Why methods that were tried are not advised."""
+    """Why methods that were tried are not advised, each beside what the best had then, on as many seeds."""
     found = {}
     for trial in trials:
         if trial.why_not:
@@ -299,7 +301,8 @@ def _left_behind(trials: list[Trial], best: Trial, field: Field) -> dict[str, st
             found[trial.algorithm] = (
                 f"{field.metric} {figure(trial.score(field.metric))} on validation data after"
                 f" {rounds_told(trial.rounds)},"
-                f" where {best.algorithm} had {figure(best.score(field.metric, trial.rounds))}"
+                f" where {best.algorithm} had"
+                f" {figure(best.score(field.metric, None if trial.others else trial.rounds))}"
             )
     return found
 

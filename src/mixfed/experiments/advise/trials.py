@@ -134,9 +134,9 @@ class Field:
                     should_stop=lambda: trial.rounds >= to or self._clock() - began > seconds,
                 )
         except RunStopped as error:
-            trial.why_not = f"it diverged: {error}"
+            trial.why_not = f"it diverged: {str(error).rstrip('.')}"
         except InputError as error:
-            trial.why_not = str(error)
+            trial.why_not = str(error).rstrip(".")
         took = self._clock() - began
         trial.seconds, trial.pace = trial.seconds + took, took / max(trial.rounds - before, 1)
         if not trial.why_not and not trial.scores:
