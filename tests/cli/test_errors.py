@@ -13,6 +13,9 @@ from .tools import TINY, mixfed, refused
 BAD_SETTINGS = {
     "client.learning_rat=0.1": "did you mean 'client.learning_rate'",
     "client.momentom=0.1": "did you mean 'client.momentum'",
+    "clinet.learning_rate=0.1": "no setting 'clinet'; did you mean 'client'",
+    "learning_rate=0.1": "did you mean 'client.learning_rate'",
+    "lr=0.1": "did you mean 'client.learning_rate'",
     "data.partition.alhpa=1": "did you mean 'data.partition.alpha'",
     "model.hiden=[3]": "did you mean 'model.hidden'",
     "algorithms.fedprox.my=1": "did you mean 'algorithms.fedprox.mu'",

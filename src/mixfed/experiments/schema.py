@@ -203,12 +203,15 @@ def suggestion(word: str, choices: Sequence[str]) -> str:
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
-    """The most similar of the choices; a key that the last word abbreviates ('lr') is more similar than any other."""
+    """The most similar of the choices, or of their sections if the word may be one; a key with this last word, or that
+    the last word abbreviates ('lr'), is more similar than any other."""
     section, dot, last = word[:200].rpartition(".")
+    sections = [] if dot else [choice.partition(".")[0] for choice in choices if "." in choice]
     for choice in choices:
-        if choice.startswith(section + dot) and _initials(choice.rpartition(".")[2]) == last:
+        end = choice.rpartition(".")[2]
+        if choice.startswith(section + dot) and last in (end, _initials(end)):
             return choice
-    return difflib.get_close_matches(word[:200], choices, n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(word[:200], [*choices, *dict.fromkeys(sections)], n=1, cutoff=0.0)[0]
 
 
 def _initials(name: str) -> str:
