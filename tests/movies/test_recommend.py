@@ -99,6 +99,14 @@ def test_a_score_that_is_not_finite_is_never_found(k: int) -> None:
     assert found.tolist() == [0, 0, float(k > 1), 0, 1]
 
 
+def test_places_are_counted_exactly_whatever_the_precision_of_scores() -> None:
+    """Of 5,000 items 4,990 have a lower score: the place is 9, which a count in 16 bits would miss by dozens."""
+    scores = torch.ones(1, 5000, dtype=torch.bfloat16)
+    scores[0, 10], scores[0, :9], scores[0, 9] = 2.0, 3.0, 0.0
+    label = {"y": torch.tensor([10])}
+    assert [float(Recall(k)(scores, label)) for k in (9, 10)] == [0, 1]
+
+
 @pytest.mark.parametrize("label", [-1, ITEMS])
 def test_a_label_that_the_model_does_not_score(label: int) -> None:
     data = examples(4, np.random.default_rng(0))

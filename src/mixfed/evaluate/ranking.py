@@ -32,8 +32,10 @@ PIECE = 64
 
 
 def _place(outputs: Tensor, score: Tensor, ids: Tensor, places: Tensor) -> None:
-    """Writes the places of some examples. Truths become numbers, because PyTorch adds those up faster."""
-    room, after = torch.empty_like(outputs), torch.empty_like(places)
+    """Writes the places of some examples. Truths become numbers, because PyTorch adds those up faster; 32 bits count
+    exactly, 16 do not."""
+    room = torch.empty_like(outputs, dtype=torch.promote_types(outputs.dtype, torch.float32))
+    after = torch.empty_like(places)
     after.copy_(torch.lt(outputs, score, out=room).sum(1))
     if bool(torch.le(outputs, score, out=room).sum(1).sub_(after).eq(1).all()):  # no other item has the same score
         after += 1
